@@ -1,0 +1,268 @@
+"""The command line: `eagle3kit run | params | doctor | plan | report | compare`.
+
+`run` executes the notebooks in order with papermill and ends with a report, also when a stage fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params, load_file, table
+from eagle3kit.process import terminate_like_interrupt
+from eagle3kit.rundir import Run, project_path
+
+STAGES = (
+    "00_preflight",
+    "01_explore_k2_eagle3",
+    "02_build_k25_config",
+    "03_extract_hidden_states",
+    "04_vocab_map",
+    "05_train",
+    "06_evaluate",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0, 1 when a stage or check failed, 2 for bad input, 130 when interrupted."""
+    options = parser().parse_args(arguments)
+    try:
+        with terminate_like_interrupt():
+            status: int = options.command(options)
+            return status
+    except KitError as error:
+        print(f"eagle3kit: {error.message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("eagle3kit: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stderr.close()
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(prog="eagle3kit", description=__doc__.splitlines()[0] if __doc__ else "")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, function: object, text: str, *, file: str | None = "?") -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=function)
+        if file is not None:
+            command.add_argument("file", nargs=file if file else None, help="a params file, for example params/local.yaml")
+            command.add_argument(
+                "-p", dest="overrides", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="set one parameter"
+            )
+        return command
+
+    run = add("run", run_command, "run the notebooks in order and write the report", file="")
+    run.add_argument("--from", dest="first", choices=STAGES, default=STAGES[0], help="first notebook")
+    run.add_argument("--to", dest="last", choices=STAGES, default=STAGES[-1], help="last notebook")
+    add("params", params_command, "show every parameter: value, unit, origin, default")
+    add("doctor", doctor_command, "check whether this machine can run these parameters", file="")
+    add("plan", plan_command, "tokens, bytes, minutes and money before anything runs", file="")
+    report = add("report", report_command, "write the report of a run from what it recorded", file="")
+    report.set_defaults(command=report_command)
+    compare = add("compare", compare_command, "facts of several runs side by side", file=None)
+    compare.add_argument("runs", nargs="+", help="run folders, for example runs/local")
+    return top
+
+
+def _params(options: argparse.Namespace) -> Params:
+    return load_file(options.file, dict(options.overrides))
+
+
+def params_command(options: argparse.Namespace) -> int:
+    """Print the table of parameters."""
+    print(table(_params(options)))
+    return 0
+
+
+def doctor_command(options: argparse.Namespace) -> int:
+    """Print every check; status 1 when one of them fails."""
+    from eagle3kit import doctor
+
+    checks = doctor.checks(_params(options))
+    for check in checks:
+        print(
+            f"{check.status:4}  {check.name}: found {check.found}, wanted {check.wanted}"
+            + (f"  -> {check.fix}" * bool(check.fix))
+        )
+    return int(any(check.status == "fail" for check in checks))
+
+
+def plan_command(options: argparse.Namespace) -> int:
+    """Print the plan."""
+    from eagle3kit import plan, target
+
+    params = _params(options)
+    for row in plan.plan(params, target.describe(params.target_model, params.target_revision)[0]).rows():
+        print("  ".join(str(value) for value in row.values()))
+    return 0
+
+
+def report_command(options: argparse.Namespace) -> int:
+    """Write the report of a run and print its path."""
+    from eagle3kit import report
+
+    params = _params(options)
+    print(report.build(Run(params, "report").root, project_path(params.reports_dir)))
+    return 0
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Write the comparison of several runs and print its path."""
+    from eagle3kit import report
+
+    print(report.compare([Path(run) for run in options.runs]))
+    return 0
+
+
+# ---- run
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Execute the chosen notebooks; print the report's path and a summary of ten lines."""
+    params = _params(options)
+    stages = STAGES[STAGES.index(options.first) : STAGES.index(options.last) + 1]
+    if not stages:
+        raise KitError("no notebook lies between --from and --to", seen=f"{options.first} .. {options.last}")
+    run = Run(params, "run")
+    began, worked, failed = time.monotonic(), False, False
+    with MemoryPeak() as memory:
+        for stage in stages:
+            print(f"[{stage}] started {time.strftime('%H:%M:%S')}", flush=True)
+            stage_began = time.monotonic()
+            worked_before = run.fact(f"stage.{stage[:2]}.worked", 0)
+            message = execute(run, stage)
+            run.record(f"stage.{stage[:2]}.peak_gb", round(memory.take() / 1e9, 2), "GB", "sum over all processes of the run")
+            if message is not None:
+                print(f"[{stage}] failed: {message}", flush=True)
+                run.record_failure(stage, message)
+                failed = True
+                break
+            worked = worked or run.fact(f"stage.{stage[:2]}.worked", 0) != worked_before
+            print(f"[{stage}] done in {(time.monotonic() - stage_began) / 60:.1f} min", flush=True)
+    if worked or run.fact("memory.peak_gb") is None:
+        run.record("memory.peak_gb", round(memory.highest / 1e9, 2), "GB", "peak of the sum of proportional set sizes, every 2 s")
+    if not failed and stages == STAGES and (worked or run.fact("pipeline.minutes") is None):
+        run.record("pipeline.minutes", round((time.monotonic() - began) / 60, 2), "min", "wall time of `eagle3kit run`")
+    return int(failed) if finish(run) else 1
+
+
+def finish(run: Run) -> bool:
+    """Write the report, print its path and the summary. A failing report must not hide what the run found."""
+    from eagle3kit import report
+
+    try:
+        path = report.build(run.root, project_path(run.params.reports_dir))
+    except KitError as error:
+        print(f"eagle3kit: the report could not be written: {error.message}", file=sys.stderr)
+        return False
+    print()
+    for line in report.summary_lines(run.root):
+        print(line)
+    print(f"\nreport: {path}")
+    return True
+
+
+def execute(run: Run, stage: str) -> str | None:
+    """Execute one notebook with papermill. Returns None, or in one line why it failed.
+
+    The executed notebook is kept in the run's `notebooks/`, also when it failed. papermill marks a killed cell as completed, so
+    success is that this call returns without an error.
+    """
+    import papermill
+    from papermill.exceptions import PapermillException, PapermillExecutionError
+
+    source = project_path("notebooks") / f"{stage}.ipynb"
+    if not source.exists():
+        raise KitError(f"{source} is missing", fix="run from a checkout of eagle3kit")
+    _show_cell_output()
+    try:
+        papermill.execute_notebook(
+            str(source),
+            str(run.path("notebooks", f"{stage}.ipynb")),
+            parameters=run.params.notebook_values(),
+            kernel_name="python3",
+            progress_bar=False,
+            log_output=True,
+            cwd=str(project_path(".")),
+        )
+    except PapermillExecutionError as error:
+        if error.ename in ("KitError", "ParamError"):
+            return str(error.evalue)
+        return f"{error.ename}: {error.evalue} (the traceback is in {run.path('notebooks', f'{stage}.ipynb')})"
+    except (PapermillException, RuntimeError) as error:  # a kernel that died comes as a RuntimeError
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'the kernel died'}"
+    return None
+
+
+def _show_cell_output() -> None:
+    """Send what cells print to standard output, and papermill's own remarks nowhere."""
+    logger = logging.getLogger("papermill")
+    logger.propagate = False
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("  %(message)s"))
+        handler.addFilter(_is_cell_output)
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+def _is_cell_output(record: logging.LogRecord) -> bool:
+    text = record.getMessage().strip()
+    record.msg, record.args = text, ()
+    noise = ("Executing", "Input Notebook", "Output Notebook", "Ending Cell", "<", "Passed unknown", "Unknown parameter")
+    return record.levelno >= logging.INFO and bool(text) and not text.startswith(noise)
+
+
+class MemoryPeak:
+    """Samples the memory of this process and all its descendants every two seconds.
+
+    Proportional set size: memory that processes share is counted once over all of them.
+    """
+
+    def __init__(self, every_s: float = 2.0) -> None:
+        self.highest = 0
+        self._since = 0
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def take(self) -> int:
+        """The peak in bytes since the last call."""
+        peak, self._since = self._since, 0
+        return peak
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._stop.wait(self._every_s):
+            total = 0
+            for process in (own, *own.children(recursive=True)):
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+            self._since, self.highest = max(self._since, total), max(self.highest, total)
+
+    def __enter__(self) -> MemoryPeak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The hidden-state connector that vLLM loads on a machine without a GPU.
+
+vLLM ships `ExampleHiddenStatesConnector`, which copies hidden states out of its cache on a CUDA stream into pinned memory.
+Neither exists on a CPU, so this subclass replaces that one method by a plain copy and keeps everything else: which file a
+request gets, the lock a client waits on, and when the scheduler may free the blocks. On a GPU the stock class is used.
+
+This module is imported inside the server process only (`kv_connector_module_path`); nothing else in the kit imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnector,
+    PendingSave,
+    extract_from_kv_cache,
+)
+
+
+class _Copied:
+    """Stands where the parent keeps a CUDA event: a copy made on the spot is always complete."""
+
+    def query(self) -> bool:
+        return True
+
+
+class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[misc]  # vLLM ships no types
+    """`ExampleHiddenStatesConnector` for tensors that already live in host memory."""
+
+    def _submit_async_write(self, pending: PendingSave) -> None:
+        """Write `hidden_states [T, n_layers, hidden]` and `token_ids [T]` of one finished request.
+
+        The file appears under its final name only when complete (temporary name, then rename); the lock that the parent took
+        when the request arrived is released after that, so a waiting client never sees half a file.
+        """
+        if not self._is_tp_rank_zero:
+            return
+        blocks = torch.tensor(pending.block_ids, dtype=torch.long)
+        offsets = torch.arange(self._block_size, dtype=torch.long)
+        slots = (offsets[None, :] + blocks[:, None] * self._block_size).flatten()
+        lock: int | None = self._lock_fds.pop(pending.req_id, None)
+        tensors: dict[str, Any] = {
+            "hidden_states": extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0]).contiguous(),
+            "token_ids": pending.token_ids.clone(),
+        }
+        final = Path(pending.filename)
+        partial = final.with_suffix(".partial")
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, partial)
+            partial.replace(final)
+        finally:
+            if lock is not None:
+                os.close(lock)
+        self._req_copy_events[pending.req_id] = _Copied()

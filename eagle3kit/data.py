@@ -1,0 +1,444 @@
+"""Prompts to on-policy responses to token rows with loss masks, with an account of everything dropped.
+
+The target answers the prompts itself (speculators' `regenerate-responses` through the running server). Every answer becomes one
+row: the tokens the server saw and the tokens it generated, with a loss mask that is 1 on the generated ones. So the mask is
+taken from what happened, not from a template.
+
+    data/prompts.jsonl      the conversations that are asked, training ones first: {"id", "kind", "conversations"}
+    data/responses.jsonl    what came back, in order of arrival
+    data/rows/              the rows as a `datasets` folder, training rows first: input_ids, loss_mask, seq_len
+    data/rows.json          per row: id, kind, split, length; and the account of what was dropped
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.process import run_tool
+from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_atomic, write_json
+from eagle3kit.server import Server
+
+MADE_BY = "03_extract_hidden_states"
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One conversation to be answered: `turns` are user turns, perhaps after one system turn."""
+
+    id: str
+    kind: str
+    split: Split
+    turns: tuple[tuple[str, str], ...]
+    """(role, text) pairs."""
+
+    @property
+    def users(self) -> int:
+        """How many answers it asks for."""
+        return sum(role == "user" for role, _ in self.turns)
+
+    @property
+    def normalized(self) -> str:
+        """Its text in lower case, letters and digits only: equal for prompts that differ in nothing that matters."""
+        return "".join(c for _, text in self.turns for c in text.lower() if c.isalnum())
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one row beside its tokens."""
+
+    id: str
+    kind: str
+    split: Split
+    length: int
+    """Tokens in all."""
+    supervised: int
+    """Tokens with loss mask 1."""
+
+
+# ---- prompts
+
+
+def read_conversations(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Read a JSONL file of conversations; a line that is not one is counted by reason, never an exception.
+
+    Returns:
+        The rows that hold a `conversations` or `messages` list, and how many lines were dropped for which reason.
+
+    Raises:
+        KitError: the file cannot be read at all.
+    """
+    rows: list[dict[str, Any]] = []
+    dropped: Counter[str] = Counter()
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line.decode())
+                except UnicodeDecodeError:
+                    dropped["not UTF-8"] += 1
+                except (ValueError, RecursionError):
+                    dropped["not JSON"] += 1
+                else:
+                    if isinstance(row, dict) and isinstance(row.get("conversations", row.get("messages")), list):
+                        rows.append(row)
+                    else:
+                        dropped["no conversations or messages list"] += 1
+    except OSError as error:
+        raise KitError(f"cannot read {path}", seen=error.strerror, fix="correct data_source") from None
+    return rows, dropped
+
+
+def turns_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The system and user turns of a conversation in either common form (role/content or from/value); others are left out."""
+    names = {"user": "user", "human": "user", "system": "system"}
+    found = []
+    for turn in row.get("conversations", row.get("messages")) or []:
+        if not isinstance(turn, dict):
+            continue
+        role, text = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        if isinstance(role, str) and role in names and isinstance(text, str) and text.strip():
+            found.append((names[role], text))
+    return tuple(found)
+
+
+def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
+    """The prompts that `data_source` names, training ones first, and what was dropped for which reason.
+
+    A source without a split of its own is split by a seeded choice. A held-out prompt whose normalized text is also among the
+    training prompts is dropped from training.
+
+    Raises:
+        KitError: the source cannot be read, or one of the two splits is empty.
+    """
+    dropped: Counter[str] = Counter()
+    if params.data_source == "builtin":
+        folder = resources.files("eagle3kit") / "prompts"
+        raw: dict[Split, list[dict[str, Any]]] = {}
+        for split in _SPLITS:
+            raw[split], lost = read_conversations(Path(str(folder / f"{split}.jsonl")))
+            dropped.update(lost)
+    else:
+        rows, dropped = _source_rows(params)
+        raw = _split(rows, params)
+    prompts = {split: list(_prompts(raw[split], split, dropped)) for split in _SPLITS}
+    heldout_texts = {prompt.normalized for prompt in prompts["heldout"]}
+    overlapping = [prompt for prompt in prompts["train"] if prompt.normalized in heldout_texts]
+    if overlapping:
+        dropped["also among the held-out prompts"] += len(overlapping)
+        prompts["train"] = [prompt for prompt in prompts["train"] if prompt.normalized not in heldout_texts]
+    chosen: list[Prompt] = []
+    for split, limit in (("train", params.data_train_prompts), ("heldout", params.data_heldout_prompts)):
+        some = prompts[split][: limit or None]
+        if not some:
+            raise KitError(
+                f"no {split} prompt is left of data_source {params.data_source}",
+                seen=dict(dropped) or "an empty source",
+                wanted="conversations with at least one user turn",
+                fix="correct data_source or data_heldout_share",
+            )
+        chosen += some
+    return chosen, dropped
+
+
+_SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+
+def _prompts(rows: Iterable[dict[str, Any]], split: Split, dropped: Counter[str]) -> Iterator[Prompt]:
+    seen: set[str] = set()
+    for number, row in enumerate(rows):
+        turns = turns_of(row)
+        if not any(role == "user" for role, _ in turns):
+            dropped["no user turn"] += 1
+            continue
+        identity = row.get("id") if isinstance(row.get("id"), str) else None
+        prompt = Prompt(identity or f"{split}-{number:06d}", str(row.get("kind", "any")), split, turns)
+        if prompt.normalized in seen:
+            dropped["duplicate"] += 1
+            continue
+        seen.add(prompt.normalized)
+        yield prompt
+
+
+def _source_rows(params: Params) -> tuple[list[dict[str, Any]], Counter[str]]:
+    path = Path(params.data_source).expanduser()
+    if path.suffix in {".jsonl", ".json"} or path.exists():
+        return read_conversations(path)
+    from datasets import load_dataset
+
+    try:
+        source = load_dataset(params.data_source, split="train")
+    except Exception as error:  # the hub client raises many kinds
+        raise KitError(
+            f"data_source {params.data_source} is neither a local file nor a data set of the hub that can be reached",
+            seen=str(error).splitlines()[0][:200],
+            fix="give a JSONL file of conversations, or go online",
+        ) from None
+    return [dict(row) for row in source], Counter()
+
+
+def _split(rows: Sequence[dict[str, Any]], params: Params) -> dict[Split, list[dict[str, Any]]]:
+    import random
+
+    order = list(range(len(rows)))
+    random.Random(params.seed).shuffle(order)  # noqa: S311 - a reproducible choice, not a secret
+    n = max(1, round(len(rows) * params.data_heldout_share)) if rows else 0
+    return {"heldout": [rows[i] for i in sorted(order[:n])], "train": [rows[i] for i in sorted(order[n:])]}
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> Path:
+    """Write prompts as JSONL in the common `conversations` form."""
+    lines = (
+        json.dumps(
+            {"id": p.id, "kind": p.kind, "conversations": [{"role": role, "content": text} for role, text in p.turns]},
+            ensure_ascii=False,
+        )
+        for p in prompts
+    )
+    return write_atomic(path, "".join(f"{line}\n" for line in lines))
+
+
+# ---- the step
+
+
+SHAPING = (
+    "target_model",
+    "target_revision",
+    "target_dtype",
+    "data_source",
+    "data_train_prompts",
+    "data_heldout_prompts",
+    "data_heldout_share",
+    "data_max_response_tokens",
+    "data_seq_length",
+    "data_temperature",
+    "seed",
+)
+"""Parameters that change the rows: inputs of their step."""
+
+
+def answer(run: Run, server: Server, say: Callable[[int, int], None]) -> list[Row]:
+    """Prompts to rows; the resumable step `data`. The server is started only if an answer is missing.
+
+    Raises:
+        KitError: a source cannot be read, the target gave no answers, or nothing usable is left.
+    """
+    prompts, dropped = load_prompts(run.params)
+    asked = [[prompt.id, *prompt.turns] for prompt in prompts]
+    step = run.step("data", {"prompts": value_digest(asked), **run.params.subset(SHAPING)})
+    if not step.done:
+        with step:
+            began, tokens_before = time.monotonic(), _answer_tokens(step.folder)
+            regenerate(run, server, prompts, say)
+            seconds = time.monotonic() - began
+            rows = build_rows(run, prompts, dropped, captured=server.engine.name == "extraction")
+            new_tokens = _answer_tokens(step.folder) - tokens_before
+            step.outputs = {"rows": len(rows), "digest": file_digest(step.folder / "rows.json")}
+            _record(run, rows, prompts, new_tokens, seconds)
+    return load_rows(run)[0]
+
+
+def _answer_tokens(folder: Path) -> int:
+    return sum(sum(row["loss_mask"]) for row in _whole_rows(folder / "responses.jsonl"))
+
+
+def _record(run: Run, rows: Sequence[Row], prompts: Sequence[Prompt], new_tokens: int, seconds: float) -> None:
+    dropped = load_rows(run)[1]
+    train, heldout = ([row for row in rows if row.split == split] for split in _SPLITS)
+    run.record_all(
+        {
+            "data.prompts": (len(prompts), "conversations"),
+            "data.heldout_prompts": (sum(prompt.split == "heldout" for prompt in prompts), "conversations"),
+            "data.rows": (len(rows), "rows"),
+            "data.dropped": (sum(dropped.values()), "conversations or rows"),
+            "data.train_tokens": (sum(row.length for row in train), "tokens"),
+            "data.train_supervised_tokens": (sum(row.supervised for row in train), "tokens"),
+            "data.heldout_supervised_tokens": (sum(row.supervised for row in heldout), "tokens"),
+        },
+        "data/rows.json",
+    )
+    if new_tokens:
+        run.record_all(
+            {
+                "extraction.tokens_per_s": (round(new_tokens / seconds, 1), "generated tokens/s"),
+                "time.answers_s": (round(seconds, 1), "s"),
+            },
+            f"{new_tokens} tokens generated with their hidden states captured, start of the server included",
+        )
+
+
+# ---- responses
+
+
+def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callable[[int, int], None]) -> None:
+    """Let the target answer every prompt that has no answer yet. `say(done, total)` reports progress in conversations.
+
+    The server is started if it does not run yet.
+
+    Raises:
+        KitError: the tool failed; what was answered so far is kept.
+    """
+    folder, p = run.path("data"), run.params
+    asked = write_prompts(folder / "prompts.jsonl", prompts)
+    responses = folder / "responses.jsonl"
+    repair_responses(responses, prompts)
+    server.ensure()
+    # The tool ends a conversation when prompt and answer together exceed its --max-tokens, so that one bounds the row, and the
+    # request's own max_completion_tokens bounds the answer.
+    sampling: dict[str, Any] = {"temperature": p.data_temperature, "max_completion_tokens": p.data_max_response_tokens}
+    if server.engine.name == "extraction":
+        # The states of a conversation are all in the cache when its answer ends: have them written, which saves a second pass.
+        sampling["kv_transfer_params"] = {"include_output_tokens": True}
+    command = [sys.executable, "-W", "ignore", "-m", "speculators", "regenerate-responses"]
+    command += ["--endpoint", f"{server.url}/v1/chat/completions", "--dataset", str(asked), "--outfile", str(responses)]
+    command += ["--max-tokens", str(p.data_seq_length), "--concurrency", str(p.data_concurrency), "--resume"]
+    command += ["--sampling-params", json.dumps(sampling)]
+    told = 0.0
+
+    def progress() -> None:
+        nonlocal told
+        if time.monotonic() - told >= 1:
+            told = time.monotonic()
+            say(len(finished_conversations(responses)), len(prompts))
+
+    run_tool(
+        "regenerate-responses",
+        command,
+        run.path("logs"),
+        env={"HF_HUB_OFFLINE": "1"} if Path(server.model).exists() else None,
+        progress=progress,
+        fix="run the notebook again: answered prompts are kept",
+    )
+
+
+def finished_conversations(responses: Path) -> set[str]:
+    """Ids of the prompts that `responses.jsonl` has at least one whole row of."""
+    return {row["primary_id"] for row in _whole_rows(responses)}
+
+
+def _whole_rows(responses: Path) -> list[dict[str, Any]]:
+    rows = []
+    if responses.exists():
+        for line in responses.read_bytes().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # a killed run can leave half a line at the end
+                continue
+    return rows
+
+
+def repair_responses(responses: Path, prompts: Sequence[Prompt]) -> None:
+    """Make `responses.jsonl` fit for going on: drop half a line at its end, repeated rows, and a last conversation cut short.
+
+    The tool writes a conversation's rows in one go and takes any row of it for the whole, so after a kill only the last
+    conversation in the file can be incomplete.
+    """
+    if not responses.exists():
+        return
+    users = {prompt.id: prompt.users for prompt in prompts}
+    rows = {row["id"]: row for row in _whole_rows(responses) if row.get("primary_id") in users}
+    if rows:
+        last = list(rows.values())[-1]["primary_id"]
+        of_last = [identity for identity, row in rows.items() if row["primary_id"] == last]
+        if len(of_last) < users[last]:
+            for identity in of_last:
+                del rows[identity]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values())
+    if responses.read_bytes() != text.encode():
+        write_atomic(responses, text)
+
+
+# ---- rows
+
+
+def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captured: bool) -> list[Row]:
+    """Turn responses into rows: training rows first, each split in the order of its prompts.
+
+    With `captured` the last generated token of a row is left off: it was sampled but never fed to the target, so the server has
+    no hidden state for it (and none is needed: no later token depends on it).
+
+    Raises:
+        KitError: no row of a split is left, or the loss mask of a row is degenerate.
+    """
+    from datasets import Dataset
+
+    folder, p = run.path("data"), run.params
+    order = {prompt.id: (prompt.split == "heldout", number) for number, prompt in enumerate(prompts)}
+    by_id = {prompt.id: prompt for prompt in prompts}
+    answers = [row for row in _whole_rows(folder / "responses.jsonl") if row["primary_id"] in by_id]
+    answers.sort(key=lambda row: (order[row["primary_id"]], row["id"]))
+    dropped = Counter(dropped)
+    missing = set(by_id) - {row["primary_id"] for row in answers}
+    if missing:
+        dropped["the target gave no answer"] += len(missing)
+    rows: list[Row] = []
+    table: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
+    for answer in answers:
+        ids, mask = answer["input_ids"], answer["loss_mask"]
+        if captured:
+            ids, mask = ids[:-1], mask[:-1]
+        if len(ids) > p.data_seq_length:
+            dropped["longer than data_seq_length"] += 1
+            continue
+        if sum(mask) < 2:  # the drafter's first prediction is for the second token
+            dropped["fewer than 2 generated tokens"] += 1
+            continue
+        prompt = by_id[answer["primary_id"]]
+        rows.append(Row(answer["id"], prompt.kind, prompt.split, len(ids), sum(mask)))
+        for key, value in (("input_ids", ids), ("loss_mask", mask), ("seq_len", len(ids))):
+            table[key].append(value)
+    for split in _SPLITS:
+        if not any(row.split == split for row in rows):
+            raise KitError(f"no {split} row is left", seen=dict(dropped), fix="raise data_seq_length, or correct data_source")
+    check_masks(table["loss_mask"])
+    dataset = Dataset.from_dict(table)
+    dataset.set_format("torch")  # speculators' loader calls tensor methods on what it reads
+    dataset.save_to_disk(str(folder / "rows"))
+    write_json(
+        folder / "rows.json",
+        {"rows": [asdict(row) for row in rows], "prompts": len(prompts), "answers": len(answers), "dropped": dict(dropped)},
+    )
+    return rows
+
+
+def check_masks(masks: Sequence[Sequence[int]], low: float = 0.02, high: float = 0.98) -> float:
+    """Share of supervised tokens over all rows.
+
+    Raises:
+        KitError: the share is outside `low` .. `high`: all-zero masks train nothing, all-one masks train on the prompts.
+    """
+    total = sum(len(mask) for mask in masks)
+    share = sum(map(sum, masks)) / total if total else 0.0
+    if not low <= share <= high:
+        raise KitError(
+            "the loss mask is degenerate",
+            seen=f"{share:.1%} of the tokens supervised",
+            wanted=f"{low:.0%} to {high:.0%}",
+            fix="look at data/responses.jsonl: are prompt and answer told apart?",
+        )
+    return share
+
+
+def load_rows(run: Run) -> tuple[list[Row], dict[str, int]]:
+    """The rows' descriptions in the order of `data/rows`, and the drop account."""
+    found = read_json(run.path("data", "rows.json"), MADE_BY)
+    return [Row(**row) for row in found["rows"]], found["dropped"]
+
+
+def load_tokens(run: Run) -> Any:
+    """The rows' tokens: a `datasets.Dataset` with torch columns input_ids, loss_mask, seq_len."""
+    from datasets import load_from_disk
+
+    return load_from_disk(str(run.path("data", "rows")))

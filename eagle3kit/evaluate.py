@@ -1,0 +1,327 @@
+"""Acceptance, losslessness and speed: the same held-out prompts with no speculation, with n-gram, with the trained drafter.
+
+Every contestant gets the same token ids (the held-out rows up to their answer), greedy, and is asked twice over: all prompts at
+once for acceptance and losslessness, and a few prompts one after the other, several times, for speed.
+
+    eval/<contestant>.json    its answers (token ids), counters and timings
+    eval/acceptance.json, eval/lossless.json, eval/speed.json    what they say
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3kit import server as serving
+from eagle3kit import train
+from eagle3kit.data import MADE_BY as ROWS_MADE_BY
+from eagle3kit.data import load_rows, load_tokens
+from eagle3kit.errors import KitError
+from eagle3kit.rundir import Run, read_json, write_json
+from eagle3kit.server import Engine, Server
+
+MADE_BY = "06_evaluate"
+CONTESTANTS = ("none", "ngram", "eagle3")
+
+TIE_NATS = {"float32": 1e-3, "bfloat16": 0.13, "auto": 0.13}
+"""Two next tokens closer than this, in log-probability, count as tied: sums in another order can swap them. For bfloat16 it is
+the spacing of its numbers around 16, a usual size of a logit."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out prompt as token ids: everything up to the answer."""
+
+    id: str
+    kind: str
+    ids: tuple[int, ...]
+
+
+def questions(run: Run) -> list[Question]:
+    """The held-out rows' prompts, at most `eval_prompts` of them, in an order in which any prefix mixes the kinds."""
+    rows, _ = load_rows(run)
+    tokens = load_tokens(run)
+    found = []
+    for index, row in enumerate(rows):
+        if row.split == "heldout":
+            item = tokens[index]
+            start = int(item["loss_mask"].int().argmax())
+            found.append(Question(row.id, row.kind, tuple(item["input_ids"][:start].tolist())))
+    return found[: run.params.eval_prompts or None]
+
+
+def engines(run: Run) -> dict[str, Engine]:
+    """How each contestant serves the target."""
+    p = run.params
+    return {
+        "none": serving.plain(),
+        "ngram": serving.ngram(p.eval_ngram_k),
+        "eagle3": serving.eagle3(train.drafter_folder(run), p.eval_k),
+    }
+
+
+# ---- one contestant
+
+
+def measure(run: Run, model: Path | str, name: str, device: str, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Serve one contestant and ask it everything; the resumable step `eval/<name>`.
+
+    Returns:
+        `{"answers": {id: token ids}, "counters": {kind: counters}, "tokens_per_s": [...], "near": {...}, "ready_s": s}`.
+
+    Raises:
+        KitError: the server failed; other contestants' results are kept.
+    """
+    p = run.params
+    inputs = {
+        "checkpoints": run.digest("checkpoints", train.MADE_BY) if name == "eagle3" else "",
+        "data": run.digest("data", ROWS_MADE_BY),
+        **p.subset(("target_dtype", "eval_prompts", "eval_max_tokens", "eval_concurrency", "eval_repeats")),
+        **p.subset(("eval_speed_prompts", "eval_speed_concurrency")),
+        "k": {"none": 0, "ngram": p.eval_ngram_k, "eagle3": p.eval_k}[name],
+    }
+    step = run.step(f"eval/{name}", inputs)
+    result_path = step.folder / "result.json"
+    if step.done:
+        return dict(read_json(result_path, MADE_BY))
+    asked = questions(run)
+    with step, Server(run, model, engines(run)[name], device, say) as server:
+        answers: dict[str, list[int]] = {}
+        counters: dict[str, dict[str, float]] = {}
+        ask(server, asked[: p.eval_speed_concurrency], 8, p.eval_speed_concurrency)  # warm-up: first requests build caches
+        began = time.monotonic()
+        for kind in sorted({question.kind for question in asked}):
+            of_kind = [question for question in asked if question.kind == kind]
+            before = spec_counters(server.metrics())
+            answers |= ask(server, of_kind, p.eval_max_tokens, p.eval_concurrency)
+            after = spec_counters(server.metrics())
+            counters[kind] = {key: after[key] - before.get(key, 0.0) for key in after} | {"prompts": len(of_kind)}
+        say(f"'{name}': {sum(map(len, answers.values()))} tokens for {len(asked)} prompts in {time.monotonic() - began:.0f} s")
+        rates = []
+        for repeat in range(p.eval_repeats):
+            began = time.monotonic()
+            few = ask(server, asked[: p.eval_speed_prompts], p.eval_max_tokens, p.eval_speed_concurrency)
+            rates.append(sum(map(len, few.values())) / (time.monotonic() - began))
+            say(f"'{name}': repeat {repeat + 1} of {p.eval_repeats}: {rates[-1]:.1f} tokens/s")
+        differences = {}
+        if name != "none":
+            baseline = read_json(run.path("eval", "none", "result.json"), MADE_BY)["answers"]
+            differences = first_differences(server, asked, baseline, answers, p.eval_max_tokens)
+        result = {
+            "answers": answers,
+            "counters": counters,
+            "tokens_per_s": [round(rate, 3) for rate in rates],
+            "differences": differences,
+            "ready_s": round(server.seconds_to_ready, 1),
+        }
+        write_json(result_path, result)
+        step.outputs = {"prompts": len(asked)}
+    return result
+
+
+def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency: int) -> dict[str, list[int]]:
+    """Answers as token ids, greedy, `concurrency` requests at a time."""
+
+    def one(question: Question) -> list[int]:
+        body = {
+            "model": server.model,
+            "prompt": list(question.ids),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        choice = server.post("/v1/completions", body)["choices"][0]
+        if not choice.get("token_ids"):
+            raise KitError(
+                "the server returned no token ids", seen=str(choice)[:200], fix="check the vLLM version with 00_preflight"
+            )
+        return list(choice["token_ids"])
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return dict(zip([question.id for question in asked], pool.map(one, asked), strict=True))
+
+
+_COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)_total\{(.*)\} ([0-9.e+]+)$")
+
+
+def spec_counters(metrics: str) -> dict[str, float]:
+    """The engine's speculation counters: `drafts`, `draft_tokens`, `accepted_tokens`, `accepted_1`, `accepted_2`, ..."""
+    found: dict[str, float] = {}
+    for line in metrics.splitlines():
+        if match := _COUNTER.match(line):
+            name, labels, value = match.groups()
+            position = re.search(r'position="(\d+)"', labels)
+            key = f"accepted_{int(position.group(1)) + 1}" if position else name
+            found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+def first_differences(
+    server: Server,
+    asked: Sequence[Question],
+    baseline: Mapping[str, Sequence[int]],
+    answers: Mapping[str, Sequence[int]],
+    max_tokens: int,
+) -> dict[str, dict[str, Any]]:
+    """Where answers leave the baseline, with the target's log-probability of both tokens there.
+
+    An answer that is shorter than the baseline's, or longer, differs at its end.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for question in asked:
+        expected, got = list(baseline[question.id])[:max_tokens], list(answers[question.id])[:max_tokens]
+        if expected == got:
+            continue
+        pairs = zip(expected, got, strict=False)
+        position = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(got)))
+        entry: dict[str, Any] = {"prompt_id": question.id, "position": position}
+        for name, tokens in (("expected", expected), ("got", got)):
+            entry[name] = tokens[position] if position < len(tokens) else None
+            entry[f"logprob_{name}"] = None
+        if entry["expected"] is not None and entry["got"] is not None:
+            context = [*question.ids, *got[:position]]
+            for name in ("expected", "got"):
+                entry[f"logprob_{name}"] = logprob_of(server, context, entry[name])
+        found[question.id] = entry
+    return found
+
+
+def logprob_of(server: Server, context: Sequence[int], token: int) -> float:
+    """The target's log-probability, in nats, of `token` after `context`: a forward pass without speculation."""
+    body = {"model": server.model, "prompt": [*context, token], "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    entry = server.post("/v1/completions", body)["choices"][0]["prompt_logprobs"][-1]
+    return float(entry[str(token)]["logprob"])
+
+
+# ---- what the figures say
+
+
+def acceptance(counters: Mapping[str, Mapping[str, float]], k: int) -> dict[str, Any]:
+    """Acceptance length and per-position acceptance from the engine's counters.
+
+    AL, in tokens per target forward, is `1 + accepted / drafts`. Unconditional acceptance of position i is the share of drafts
+    whose first i tokens were all accepted; conditional is that of the drafts whose first i - 1 were.
+
+    Raises:
+        KitError: the engine drafted nothing.
+    """
+    total = {key: sum(c.get(key, 0.0) for c in counters.values()) for key in {key for c in counters.values() for key in c}}
+    drafts = total.get("drafts", 0.0)
+    if drafts <= 0:
+        raise KitError("the engine counted no draft", fix="read the server's log: speculation was not on")
+    unconditional = [total.get(f"accepted_{i}", 0.0) / drafts for i in range(1, k + 1)]
+    conditional = [rate / before if before else 0.0 for rate, before in zip(unconditional, [1.0, *unconditional], strict=False)]
+    by_kind = {
+        kind: {"al": 1 + c["accepted_tokens"] / c["drafts"], "prompts": c["prompts"]}
+        for kind, c in counters.items()
+        if c.get("drafts")
+    }
+    return {
+        "k": k,
+        "al": 1 + total["accepted_tokens"] / drafts,
+        "drafts": drafts,
+        "unconditional": unconditional,
+        "conditional": conditional,
+        "by_kind": by_kind,
+    }
+
+
+def losslessness(results: Mapping[str, Mapping[str, Any]], tie_nats: float) -> dict[str, Any]:
+    """How many answers with speculation equal those without, ties told apart from true differences."""
+    compared = 0
+    ties: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    for name, result in results.items():
+        if name == "none":
+            continue
+        compared += len(result["answers"])
+        for entry in result["differences"].values():
+            gap = _gap(entry)
+            (ties if gap is not None and gap <= tie_nats else differences).append({"contestant": name, "gap": gap, **entry})
+    same = compared - len(ties) - len(differences)
+    return {
+        "share": (same + len(ties)) / compared if compared else 0.0,
+        "identical": same,
+        "compared": compared,
+        "tie_nats": tie_nats,
+        "ties": ties,
+        "differences": differences,
+    }
+
+
+def _gap(entry: Mapping[str, Any]) -> float | None:
+    if entry["logprob_expected"] is None or entry["logprob_got"] is None:
+        return None
+    return abs(float(entry["logprob_expected"]) - float(entry["logprob_got"]))
+
+
+def speed(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Tokens per second of each contestant and the ratio to the baseline: medians, and the range over all pairs of repeats."""
+    base = results["none"]["tokens_per_s"]
+    ratios = {}
+    for name, result in results.items():
+        if name != "none":
+            pairs = [mine / theirs for mine in result["tokens_per_s"] for theirs in base]
+            median = statistics.median(result["tokens_per_s"]) / statistics.median(base)
+            ratios[name] = {"median": median, "low": min(pairs), "high": max(pairs)}
+    return {"contestants": {name: {"tokens_per_s": list(r["tokens_per_s"])} for name, r in results.items()}, "ratios": ratios}
+
+
+def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Turn the contestants' results into `acceptance`, `lossless` and `speed`, save them and record the facts.
+
+    Raises:
+        KitError: an answer with speculation differs from the one without by more than a tie.
+    """
+    p = run.params
+    said = {
+        "acceptance": acceptance(results["eagle3"]["counters"], p.eval_k),
+        "lossless": losslessness(results, TIE_NATS[p.target_dtype]),
+        "speed": speed(results) | {"prompts": p.eval_speed_prompts, "concurrency": p.eval_speed_concurrency},
+    }
+    for name, value in said.items():
+        write_json(run.path("eval", f"{name}.json"), value)
+    _record(run, said, results)
+    if said["lossless"]["differences"]:
+        first = said["lossless"]["differences"][0]
+        raise KitError(
+            "speculation changed an answer at temperature 0",
+            seen=f"{first['contestant']}, prompt {first['prompt_id']}, token {first['position']}: gap {first['gap']} nats",
+            wanted=f"the same tokens, or a tie within {said['lossless']['tie_nats']} nats",
+            fix="look at eval/lossless.json; a wrong drafter cannot do this, a wrong vLLM build can",
+        )
+    return said
+
+
+def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]) -> None:
+    accepted, lossless, fast = said["acceptance"], said["lossless"], said["speed"]
+    rows = sum(kind["prompts"] for kind in accepted["by_kind"].values())
+    source = f"engine counters, k = {accepted['k']}, temperature 0, {rows} held-out rows"
+    facts: dict[str, tuple[Any, str]] = {"acceptance.al": (round(accepted["al"], 4), "tokens/forward")}
+    for name in ("unconditional", "conditional"):
+        label = "position" if name == "unconditional" else name
+        facts |= {f"acceptance.{label}_{i + 1}": (round(rate, 4), "share") for i, rate in enumerate(accepted[name])}
+    facts |= {f"acceptance.kind.{kind}": (round(v["al"], 4), "tokens/forward") for kind, v in accepted["by_kind"].items()}
+    ngram = acceptance(results["ngram"]["counters"], run.params.eval_ngram_k)
+    facts["acceptance.ngram_al"] = (round(ngram["al"], 4), "tokens/draft")
+    run.record_all(facts, source)
+    run.record_all(
+        {"lossless.share": (lossless["share"], "share"), "lossless.ties": (len(lossless["ties"]), "answers")},
+        f"{lossless['compared']} answers of ngram and eagle3 against no speculation, token by token",
+    )
+    timing: dict[str, tuple[Any, str]] = {}
+    for name, value in fast["contestants"].items():
+        rates = value["tokens_per_s"]
+        for suffix, number in (("", statistics.median(rates)), (".low", min(rates)), (".high", max(rates))):
+            timing[f"speed.{name}.tokens_per_s{suffix}"] = (round(number, 2), "tokens/s")
+    for name, ratio in fast["ratios"].items():
+        for suffix, key in (("", "median"), (".low", "low"), (".high", "high")):
+            timing[f"speed.{name}.ratio{suffix}"] = (round(ratio[key], 3), "x")
+    run.record_all(timing, f"{len(fast['contestants']['none']['tokens_per_s'])} repeats, concurrency {fast['concurrency']}")
+    run.record_all({f"time.server_{n}_ready_s": (r["ready_s"], "s") for n, r in results.items()}, "server start-up")

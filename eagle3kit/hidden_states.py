@@ -1,0 +1,407 @@
+"""Hidden states of the target at the drafter's layers: extraction, resume, verification, and the golden check.
+
+The server writes one safetensors file a sequence: `hidden_states [T, n_aux + 1, hidden]`, `token_ids [T]`; the last of the layers
+is the output of the final layer before the norm, which the trainer turns into the target's own next-token distribution.
+
+    hidden_states/hs_<i>.safetensors    row i of data/rows, as speculators' loader expects
+    hidden_states/files.json            size and digest of each file, checked again before training
+    hidden_states/statistics.json       per layer: mean, deviation, norm
+    golden/golden.json                  extracted states against the serving engine's own log-probabilities
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3kit import server as serving
+from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
+from eagle3kit.errors import KitError
+from eagle3kit.process import run_tool
+from eagle3kit.rundir import Run, file_digest, read_json, write_json
+from eagle3kit.server import Server
+
+if TYPE_CHECKING:
+    import torch
+
+CAPTURE = ".captured"
+"""Where the server writes; on the same disk, so that taking a file over is a rename."""
+
+
+def state_file(folder: Path, index: int) -> Path:
+    """The file of row `index`, by the name that speculators' loader looks for."""
+    return folder / f"hs_{index}.safetensors"
+
+
+def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device: str) -> Server:
+    """A server that answers and extracts. Nothing is started until a step needs it."""
+    store = run.path("hidden_states") / CAPTURE
+    return Server(run, model, serving.extraction(layers, store, device), device)
+
+
+# ---- extraction
+
+
+def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, say: Callable[[int, int], None]) -> None:
+    """Bring every row's hidden states into `hidden_states/`, verified.
+
+    States that the server captured while it generated the answers are taken over; what is missing is computed by speculators'
+    `generate-offline-data`. Called again it does only what is missing or damaged.
+
+    Args:
+        layers: vLLM layer ids, the auxiliary ones and then the last.
+        hidden_size: width of the target.
+        say: called with (rows done, rows in all).
+
+    Raises:
+        KitError: a file is still wrong after it was made anew.
+    """
+    rows, _ = load_rows(run)
+    tokens = load_tokens(run)
+    folder = run.path("hidden_states")
+    step = run.step("hidden_states", {"data": run.digest("data", MADE_BY), "layers": list(layers)})
+    if step.done:
+        damaged = damaged_files(folder)
+        if not damaged:
+            return
+        for path in damaged:
+            path.unlink(missing_ok=True)
+        step.reopen()
+    with step:
+        began = time.monotonic()
+        (folder / CAPTURE).mkdir(exist_ok=True)
+        adopt(folder, tokens)
+        record: dict[str, Any] = {}
+        for attempt in range(2):
+            report, record = verify(folder, rows, tokens, layers, hidden_size)
+            if not report:
+                break
+            if attempt:
+                index, reason = next(iter(report.items()))
+                raise KitError(
+                    f"hidden states of row {index} are wrong after extracting them anew",
+                    seen=reason,
+                    fix=f"read {run.path('logs', 'server_extraction.log')}",
+                )
+            for index in report:
+                state_file(folder, index).unlink(missing_ok=True)
+            _generate(run, server, folder, len(rows), say)
+        say(len(rows), len(rows))
+        files = _digests(folder, len(rows))
+        write_json(folder / "files.json", files)
+        write_json(folder / "statistics.json", record)
+        for leftover in (folder / CAPTURE).iterdir():
+            leftover.unlink()
+        size = sum(entry[0] for entry in files.values())
+        step.outputs = {"files": len(files), "bytes": size, "digest": _files_digest(files)}
+        run.record_all(
+            {
+                "extraction.tokens": (sum(row.length for row in rows), "tokens"),
+                "extraction.bytes": (size, "bytes"),
+                "time.hidden_states_s": (round(time.monotonic() - began, 1), "s"),
+            },
+            "hidden_states/*.safetensors, every file read back",
+        )
+
+
+def adopt(folder: Path, tokens: Any) -> int:
+    """Give captured files the name of the row whose tokens they hold. Returns how many were taken over."""
+    from safetensors import safe_open
+
+    wanted: dict[bytes, list[int]] = {}
+    for index, ids in enumerate(tokens["input_ids"]):
+        if not state_file(folder, index).exists():
+            wanted.setdefault(ids.numpy().tobytes(), []).append(index)
+    adopted = 0
+    for path in sorted((folder / CAPTURE).glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                key = file.get_tensor("token_ids").numpy().tobytes()
+        except Exception:  # safetensors raises its own kinds; a file cut by a kill is no loss, its row is extracted anew
+            path.unlink()
+            continue
+        if indices := wanted.get(key):
+            path.rename(state_file(folder, indices.pop()))
+            adopted += 1
+    return adopted
+
+
+def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[[int, int], None]) -> None:
+    server.ensure()
+    command = [sys.executable, "-W", "ignore", "-m", "speculators", "generate-offline-data"]
+    command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
+    command += ["--concurrency", str(run.params.extraction_concurrency), "--validate-outputs", "--fail-on-error"]
+    run_tool(
+        "generate-offline-data",
+        command,
+        run.path("logs"),
+        progress=lambda: say(sum(1 for _ in folder.glob("hs_*.safetensors")), total),
+        fix="run the notebook again: finished rows are kept",
+    )
+
+
+# ---- verification
+
+
+def verify(
+    folder: Path, rows: Sequence[Row], tokens: Any, layers: Sequence[int], hidden_size: int
+) -> tuple[dict[int, str], dict[str, Any]]:
+    """Read every file back and compare it with its row.
+
+    Returns:
+        What is wrong, by row, and the statistics of what is right: per layer mean, standard deviation, mean L2 norm of a
+        position and largest magnitude.
+    """
+    import torch
+
+    wrong: dict[int, str] = {}
+    sums = torch.zeros(len(layers), 4, dtype=torch.float64)
+    largest = torch.zeros(len(layers))
+    for index in range(len(rows)):
+        states, reason = load_states(state_file(folder, index), tokens[index]["input_ids"], len(layers), hidden_size)
+        if states is None:
+            wrong[index] = reason
+            continue
+        flat = states.double()
+        sums[:, 0] += flat.sum((0, 2))
+        sums[:, 1] += (flat**2).sum((0, 2))
+        sums[:, 2] += flat.norm(dim=2).sum(0)
+        sums[:, 3] += states.shape[0]
+        largest = torch.maximum(largest, states.abs().amax((0, 2)).float())
+    positions = sums[:, 3].clamp(min=1)
+    mean = sums[:, 0] / positions / hidden_size
+    deviation = (sums[:, 1] / positions / hidden_size - mean**2).clamp(min=0).sqrt()
+    described = [
+        {
+            "id": layer,
+            "slot": slot,
+            "mean": float(mean[slot]),
+            "std": float(deviation[slot]),
+            "norm_mean": float(sums[slot, 2] / positions[slot]),
+            "abs_max": float(largest[slot]),
+        }
+        for slot, layer in enumerate(layers)
+    ]
+    return wrong, {"layers": described, "positions": int(positions[0])}
+
+
+def load_states(path: Path, token_ids: torch.Tensor, n_layers: int, hidden_size: int) -> tuple[torch.Tensor | None, str]:
+    """Hidden states `[T, n_layers, hidden]` of one row, or None and what is wrong with the file."""
+    import torch
+    from safetensors.torch import load_file
+
+    if not path.exists():
+        return None, "missing"
+    try:
+        found = load_file(path)
+    except Exception as error:  # safetensors raises its own kinds
+        return None, f"unreadable: {error}"
+    if set(found) != {"hidden_states", "token_ids"}:
+        return None, f"holds {sorted(found)}"
+    if not torch.equal(found["token_ids"], token_ids):
+        return None, "token ids are not those of the row"
+    states = found["hidden_states"]
+    if tuple(states.shape) != (len(token_ids), n_layers, hidden_size):
+        return None, f"shape {tuple(states.shape)}, wanted {(len(token_ids), n_layers, hidden_size)}"
+    if not bool(torch.isfinite(states).all()):
+        return None, "not finite"
+    return states, ""
+
+
+def _digests(folder: Path, n: int) -> dict[str, list[Any]]:
+    paths = [state_file(folder, index) for index in range(n)]
+    with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
+        digests = list(pool.map(file_digest, paths))
+    return {path.name: [path.stat().st_size, digest] for path, digest in zip(paths, digests, strict=True)}
+
+
+def _files_digest(files: Mapping[str, Sequence[Any]]) -> str:
+    # States of a second extraction differ in the last bits (another batch, another order of sums), so what a later step builds
+    # on is the tokens and layers, which are inputs already, and that no file is missing.
+    return json.dumps([len(files), sum(size for size, _ in files.values())])
+
+
+def damaged_files(folder: Path) -> list[Path]:
+    """Files that are gone, or whose bytes are no longer those that were verified."""
+    known = read_json(folder / "files.json", MADE_BY)
+    bad = []
+    with ThreadPoolExecutor(4) as pool:
+        for name, (size, digest), now in zip(
+            known, known.values(), pool.map(lambda n: _size_and_digest(folder / n), known), strict=True
+        ):
+            if now != (size, digest):
+                bad.append(folder / name)
+    return bad
+
+
+def _size_and_digest(path: Path) -> tuple[int, str]:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size, file_digest(path)
+    return -1, ""
+
+
+def require_intact(run: Run) -> None:
+    """Check every hidden-state file before hours are spent on training from it.
+
+    Raises:
+        KitError: a file is damaged or gone.
+    """
+    if bad := damaged_files(run.path("hidden_states")):
+        raise KitError(
+            f"{len(bad)} hidden-state file(s) are damaged or gone, the first is {bad[0].name}",
+            fix=f"run notebook {MADE_BY} again: it extracts just those anew",
+        )
+
+
+# ---- golden check
+
+
+def golden(
+    run: Run, server: Server, model: Path, layers: Sequence[int], eps: float, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Compare `log_softmax(lm_head(norm(h)))` of the extracted states with the serving engine's own prompt log-probabilities.
+
+    The last slot must agree; the other slots are scored the same way to show how far off a wrong layer is.
+
+    Returns:
+        `{"top1", "mae", "positions", "slots": [{"id", "top1", "mae"}]}`: share of positions with the same most likely token,
+        and mean absolute difference of the log-probability of the token that follows, in nats.
+
+    Raises:
+        KitError: below `golden_min_top1` or above `golden_max_mae`; the message says whether another slot fits better.
+    """
+    step = run.step("golden", {"hidden_states": run.digest("hidden_states", MADE_BY), "samples": run.params.golden_samples})
+    if not step.done:
+        with step:
+            server.ensure()
+            result = score(run, server, model, layers, eps)
+            write_json(step.folder / "golden.json", result)
+            step.outputs = {"positions": result["positions"]}
+            run.record_all(
+                {"extraction.golden_top1": (result["top1"], "share"), "extraction.golden_mae": (result["mae"], "nats")},
+                f"{result['positions']} positions of {result['sequences']} sequences against the server's prompt_logprobs",
+            )
+    result = read_json(step.folder / "golden.json", MADE_BY)
+    judge(result, run.params.golden_min_top1, run.params.golden_max_mae)
+    say(f"golden check: top-1 {result['top1']:.1%} of {result['positions']} positions, mean error {result['mae']:.1e} nats")
+    return dict(result)
+
+
+def judge(result: Mapping[str, Any], min_top1: float, max_mae: float) -> None:
+    """Raise unless the last slot agrees with the engine well enough.
+
+    Raises:
+        KitError: it does not; names the slot that fits best.
+    """
+    if result["top1"] >= min_top1 and result["mae"] <= max_mae:
+        return
+    best = min(result["slots"], key=lambda slot: slot["mae"])
+    hint = "" if best is result["slots"][-1] else f"; layer id {best['id']} fits better (mean error {best['mae']:.2g})"
+    raise KitError(
+        "golden check failed: the extracted last-layer states do not give the engine's own distribution",
+        seen=f"top-1 {result['top1']:.3f}, mean error {result['mae']:.2g} nats{hint}",
+        wanted=f"top-1 at least {min_top1} (golden_min_top1), mean error at most {max_mae} (golden_max_mae)",
+        fix="check aux_layers and the vLLM version, then run with force: true",
+    )
+
+
+def score(run: Run, server: Server, model: Path, layers: Sequence[int], eps: float) -> dict[str, Any]:
+    """The golden check's figures; see `golden`."""
+    rows, _ = load_rows(run)
+    tokens = load_tokens(run)
+    count = min(run.params.golden_samples, len(rows))
+    chosen = [round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)]
+    head, norm = head_and_norm(model)
+    hits, errors, positions = [0] * len(layers), [0.0] * len(layers), 0
+    for index in chosen:
+        ids = tokens[index]["input_ids"]
+        states, reason = load_states(state_file(run.path("hidden_states"), index), ids, len(layers), head.shape[1])
+        if states is None:
+            raise KitError(f"hidden states of row {index}: {reason}", fix=f"run notebook {MADE_BY} again")
+        served = prompt_logprobs(server, ids.tolist())
+        for slot in range(len(layers)):
+            top, error = compare(states[:, slot], head, norm, eps, ids, served)
+            hits[slot] += top
+            errors[slot] += error
+        positions += len(ids) - 1
+    slots = [{"id": layer, "top1": hits[slot] / positions, "mae": errors[slot] / positions} for slot, layer in enumerate(layers)]
+    return {"top1": slots[-1]["top1"], "mae": slots[-1]["mae"], "positions": positions, "sequences": count, "slots": slots}
+
+
+def prompt_logprobs(server: Server, ids: Sequence[int]) -> list[tuple[int, float]]:
+    """For each position but the first: the engine's most likely token before it, and the log-probability of the token there."""
+    body = {"model": server.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+    entries = server.post("/v1/completions", body)["choices"][0]["prompt_logprobs"]
+    found = []
+    for position in range(1, len(ids)):
+        entry = entries[position]
+        best = max(entry, key=lambda token: entry[token]["logprob"])
+        found.append((int(best), float(entry[str(ids[position])]["logprob"])))
+    return found
+
+
+def compare(
+    states: torch.Tensor,
+    head: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    ids: torch.Tensor,
+    served: Iterable[tuple[int, float]],
+) -> tuple[int, float]:
+    """Top-1 hits and summed absolute error of one sequence and one layer.
+
+    Args:
+        states: `[T, hidden]`; position t predicts token t + 1.
+        head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm weight with `eps`.
+        served: what `prompt_logprobs` returned for `ids [T]`.
+    """
+    x = states[:-1].float()
+    x = x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * norm
+    logprobs = (x @ head.T).log_softmax(-1)
+    best = logprobs.argmax(-1).tolist()
+    of_next = logprobs.gather(1, ids[1:, None])[:, 0].tolist()
+    hits, error = 0, 0.0
+    for mine, my_logprob, (theirs, their_logprob) in zip(best, of_next, served, strict=True):
+        hits += mine == theirs
+        error += min(abs(my_logprob - their_logprob), 1e6) if math.isfinite(their_logprob) else 1e6
+    return hits, error
+
+
+def head_and_norm(model: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's output matrix `[vocab, hidden]` and final norm weight `[hidden]`, float32, found by the ends of their names.
+
+    With tied embeddings a checkpoint has no `lm_head.weight`; the embedding matrix is the output matrix then.
+
+    Raises:
+        KitError: the checkpoint holds none of them.
+    """
+    head = find_tensor(model, "lm_head.weight")
+    if head is None:
+        head = find_tensor(model, "embed_tokens.weight")
+    norm = find_tensor(model, "model.norm.weight")
+    if head is None or norm is None:
+        raise KitError(f"no output matrix or final norm in {model}", fix="correct target_model")
+    return head.float(), norm.float()
+
+
+def find_tensor(model: Path, ending: str) -> torch.Tensor | None:
+    """The tensor of a sharded or single-file checkpoint whose name ends so (the shortest such name), or None."""
+    from safetensors import safe_open
+
+    found: list[tuple[int, Path, str]] = []
+    for path in sorted(model.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            found += [(len(name), path, name) for name in file.keys() if name.endswith(ending)]  # noqa: SIM118 - not a dict
+    if not found:
+        return None
+    _, path, name = min(found)
+    with safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor

@@ -1,0 +1,289 @@
+"""A `vllm serve` process: its command line, its start, its health, its end.
+
+Four ways of serving the same target are used, each an `Engine`: plain, with n-gram speculation, with the trained drafter, and
+with hidden-state extraction. Only the last part of the command line differs between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.process import Child
+from eagle3kit.rundir import Run
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the target is served: a name for logs and facts, and the arguments that make the difference."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+
+def plain() -> Engine:
+    """No speculation: the baseline of every comparison."""
+    return Engine("none")
+
+
+def ngram(k: int) -> Engine:
+    """Prompt look-up: propose the `k` tokens that followed the last match of the current n-gram."""
+    return Engine("ngram", _speculate({"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4}))
+
+
+def eagle3(drafter: Path, k: int) -> Engine:
+    """The trained drafter in `drafter` (speculators' form), proposing `k` tokens a step."""
+    return Engine("eagle3", _speculate({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k}))
+
+
+def extraction(layers: Sequence[int], store: Path, device: str) -> Engine:
+    """Hidden-state extraction of `layers` (vLLM ids, the last one the final layer's output before the norm) into `store`.
+
+    Prefix caching is off: a position served from the cache is never computed, so it would have no hidden state.
+    """
+    connector = {"kv_connector": "ExampleHiddenStatesConnector"}
+    if device == "cpu":
+        connector = {"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "eagle3kit.connector"}
+    transfer = {**connector, "kv_role": "kv_producer", "kv_connector_extra_config": {"shared_storage_path": str(store)}}
+    speculate = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}},
+    }
+    return Engine(
+        "extraction", ("--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(transfer), *_speculate(speculate))
+    )
+
+
+def _speculate(config: dict[str, Any]) -> tuple[str, ...]:
+    return ("--speculative-config", json.dumps(config))
+
+
+def cores(params: Params) -> int:
+    """How many CPU cores the kit may use."""
+    return params.threads or len(os.sched_getaffinity(0))
+
+
+def preload() -> list[str]:
+    """Libraries for LD_PRELOAD on a CPU: vLLM's decode and drafting are several times slower without Intel's OpenMP."""
+    library = Path(sysconfig.get_path("data")) / "lib" / "libiomp5.so"
+    return [str(library)] if library.exists() else []
+
+
+def environment(params: Params, device: str) -> dict[str, str]:
+    """Variables of a server process."""
+    common = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_COLOR": "0", "TOKENIZERS_PARALLELISM": "false"}
+    if device != "cpu":
+        return common
+    n = cores(params)
+    kept = [item for item in os.environ.get("LD_PRELOAD", "").split(":") if item]
+    return common | {
+        "OMP_NUM_THREADS": str(n),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[:n])),
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(params.serve_kv_cache_gb))),
+        "LD_PRELOAD": ":".join([*preload(), *kept]),
+    }
+
+
+def command(params: Params, model: str | Path, engine: Engine, port: int, device: str) -> list[str]:
+    """The command line that serves `model` the way `engine` says.
+
+    The module behind `vllm serve` is started by name: the `vllm` command looks for a distribution called `vllm` and fails beside
+    `vllm-cpu`, which is the same server under another name.
+    """
+    arguments = ["--model", str(model), "--host", LOOPBACK, "--port", str(port)]
+    arguments += ["--dtype", params.target_dtype, "--max-model-len", str(params.serve_max_model_len)]
+    arguments += ["--max-num-seqs", str(params.serve_max_num_seqs), "--seed", str(params.seed)]
+    if device == "cpu":
+        arguments += ["--enforce-eager"]  # compiling takes longer than these runs
+    else:
+        arguments += ["--tensor-parallel-size", str(params.serve_tensor_parallel)]
+        arguments += ["--gpu-memory-utilization", str(params.serve_gpu_memory_utilization)]
+    if params.trust_remote_code:
+        arguments += ["--trust-remote-code"]
+    arguments += [*engine.arguments, *params.serve_extra_args]
+    return [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *arguments]
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server(AbstractContextManager["Server"]):
+    """One running server. Start it with a `with` block; it is ended on every way out.
+
+    Args:
+        run: the run it works for; its log is `logs/server_<engine>.log`.
+        model: the folder (or hub id) to serve; it is also the name that requests use.
+        engine: how to serve it.
+        device: `cpu` or `cuda`.
+        say: called with a line of progress now and then.
+    """
+
+    def __init__(self, run: Run, model: str | Path, engine: Engine, device: str, say: Callable[[str], None] = print) -> None:
+        self.run, self.model, self.engine, self.device, self._say = run, str(model), engine, device, say
+        self._child: Child | None = None
+        self.seconds_to_ready = 0.0
+
+    @property
+    def url(self) -> str:
+        """Address without a path, for example `http://127.0.0.1:8123`."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def begin(self) -> None:
+        """Start the process without waiting for it."""
+        self.port = free_port()
+        self._began = time.monotonic()
+        self._child = Child(
+            f"server_{self.engine.name}",
+            command(self.run.params, self.model, self.engine, self.port, self.device),
+            self.run.path("logs"),
+            environment(self.run.params, self.device),
+        )
+
+    def _started(self) -> Child:
+        if self._child is None:
+            raise RuntimeError("the server was not started: begin() comes first")
+        return self._child
+
+    def ensure(self) -> None:
+        """Start it if it does not run yet, and wait until it answers: servers start only when a step needs one."""
+        if self._child is None or self._child.status is not None:
+            self.begin()
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.stop()
+                raise
+
+    def wait_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            KitError: it ended, or did not answer within `serve_start_timeout_s`.
+        """
+        child = self._started()
+        limit = self.run.params.serve_start_timeout_s
+        told = 0.0
+        while not self.healthy():
+            waited = time.monotonic() - self._began
+            if child.status is not None:
+                raise KitError(
+                    f"the vLLM server '{self.engine.name}' ended while starting",
+                    seen=self.explain(),
+                    fix=f"read {child.log}",
+                )
+            if waited > limit:
+                self.stop()
+                raise KitError(
+                    f"the vLLM server '{self.engine.name}' was not ready in time",
+                    seen=f"{waited:.0f} s",
+                    wanted=f"at most {limit} s (serve_start_timeout_s)",
+                    fix=f"read {child.log}, free the machine or raise serve_start_timeout_s",
+                )
+            if waited - told >= 15:
+                told = waited
+                self._say(f"  waiting for the server '{self.engine.name}': {waited:.0f} s")
+            time.sleep(0.3)
+        self.seconds_to_ready = time.monotonic() - self._began
+        self._say(f"server '{self.engine.name}' ready after {self.seconds_to_ready:.0f} s")
+
+    def healthy(self) -> bool:
+        """Whether it answers its health check."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as reply:  # noqa: S310 - a loopback address
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def explain(self) -> str:
+        """Why it ended, as far as its log says: the last line that names an error."""
+        lines = self._started().log.read_text(errors="replace").splitlines()
+        errors = [line.split("] ")[-1].strip() for line in lines if "Error" in line and "Traceback" not in line]
+        return errors[-1][:400] if errors else self._started().tail(3)
+
+    def post(self, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
+        """Send a JSON request and return the JSON reply.
+
+        Raises:
+            KitError: the server is gone or refuses the request.
+        """
+        request = urllib.request.Request(  # noqa: S310 - a loopback address
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as reply:  # noqa: S310
+                answer: dict[str, Any] = json.load(reply)
+                return answer
+        except urllib.error.HTTPError as error:
+            raise KitError(
+                f"the server '{self.engine.name}' refused {path}",
+                seen=f"{error.code} {error.read()[:300].decode(errors='replace')}",
+                fix=f"read {self._child.log if self._child else 'its log'}",
+            ) from None
+        except OSError as error:
+            raise KitError(
+                f"the server '{self.engine.name}' does not answer {path}",
+                seen=error,
+                fix="run the notebook again: it goes on where it stopped",
+            ) from None
+
+    def metrics(self) -> str:
+        """The counters, in Prometheus' text form."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:  # noqa: S310 - a loopback address
+            text: str = reply.read().decode()
+            return text
+
+    def stop(self) -> None:
+        """End it. Harmless when it has ended already."""
+        if self._child is not None:
+            self._child.stop()
+
+    def __enter__(self) -> Server:
+        self.ensure()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages a result depends on."""
+    found = {}
+    for name in (
+        "vllm",
+        "vllm-cpu",
+        "speculators",
+        "torch",
+        "transformers",
+        "papermill",
+        "jupyterlab",
+        "ipywidgets",
+        "matplotlib",
+    ):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,215 @@
+"""Training: speculators' trainer as a child process, watched, stopped and resumed from here.
+
+checkpoints/<epoch>/      what the trainer saves: config.json, model.safetensors, optimizer and scheduler state
+checkpoints/log.jsonl     its metrics, one line a step
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3kit import hidden_states, vocab
+from eagle3kit.data import MADE_BY as ROWS_MADE_BY
+from eagle3kit.data import load_rows
+from eagle3kit.errors import KitError
+from eagle3kit.process import Child
+from eagle3kit.rundir import Run
+from eagle3kit.server import cores, preload
+
+MADE_BY = "05_train"
+CONFIG_MADE_BY = "02_build_k25_config"
+
+TUNED = (
+    "train_epochs",
+    "train_lr",
+    "train_pack_tokens",
+    "train_ttt_steps",
+    "train_optimizer",
+    "train_scheduler",
+    "train_warmup_share",
+    "train_weight_decay",
+    "seed",
+)
+"""Parameters that change the result of training: inputs of its step."""
+
+
+def command(run: Run, model: Path | str, device: str) -> list[str]:
+    """The command line of the trainer.
+
+    The drafter's shape comes whole from `config/` (a folder with a config and no weights: fresh weights of that shape), so no
+    default of the trainer's decides about it.
+    """
+    p = run.params
+    rows, _ = load_rows(run)
+    train_rows = sum(row.split == "train" for row in rows)
+    arguments: dict[str, object] = {
+        "verifier-name-or-path": model,
+        "from-pretrained": run.path("config"),
+        "data-path": run.path("data", "rows"),
+        "hidden-states-path": run.path("hidden_states"),
+        "d2t-path": run.path("vocab", "d2t.npy"),
+        "t2d-path": run.path("vocab", "t2d.npy"),
+        "draft-vocab-size": run.manifest("vocab", vocab.MADE_BY)["outputs"]["size"],
+        "save-path": run.path("checkpoints"),
+        "log-dir": run.path("logs", "trainer"),
+        "total-seq-len": p.train_pack_tokens,
+        # The trainer cuts the rows at int(n * ratio); half a row more makes that the border between the splits.
+        "train-data-ratio": (train_rows + 0.5) / len(rows),
+        "epochs": p.train_epochs,
+        "lr": p.train_lr,
+        "weight-decay": p.train_weight_decay,
+        "optimizer": p.train_optimizer,
+        "scheduler-type": p.train_scheduler,
+        "scheduler-warmup-ratio": p.train_warmup_share,
+        "ttt-steps": p.train_ttt_steps,
+        "checkpoint-freq": p.train_save_every,
+        "num-workers": p.train_workers,
+        "on-missing": "raise",
+        "seed": p.seed,
+    }
+    if device == "cpu":
+        arguments |= {"draft-attn-impl": "sdpa", "loss-implementation": "eager", "hidden-states-dtype": "float32"}
+    program = [sys.executable, "-W", "ignore"]
+    if p.train_processes > 1:
+        program += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={p.train_processes}"]
+    program += ["-m", "eagle3kit.trainer", "--metrics", str(run.path("checkpoints", "log.jsonl"))]
+    if device == "cpu":
+        program += ["--cpu", "--threads", str(cores(p))]
+    flags = [f"--{name}={value}" for name, value in arguments.items()]
+    return [*program, "--", *flags, *(["--trust-remote-code"] if p.trust_remote_code else [])]
+
+
+def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """Train the drafter, or go on with an interrupted training; the resumable step `checkpoints`.
+
+    Args:
+        model: the target (its embeddings and output matrix are used, frozen).
+        watch: called now and then with the metrics so far.
+
+    Returns:
+        The metrics, one dictionary a logged step (see `trainer.row_of`).
+
+    Raises:
+        KitError: an input is missing or damaged, or the trainer failed; finished epochs are kept.
+    """
+    inputs = {
+        "config": run.digest("config", CONFIG_MADE_BY),
+        "hidden_states": run.digest("hidden_states", ROWS_MADE_BY),
+        "vocab": run.digest("vocab", vocab.MADE_BY),
+        **run.params.subset(TUNED),
+    }
+    step = run.step("checkpoints", inputs)
+    log = step.folder / "log.jsonl"
+    if step.done and not (drafter_folder(run) / "model.safetensors").exists():
+        step.reopen()
+    if not step.done:
+        hidden_states.require_intact(run)
+        with step:
+            began = time.monotonic()
+            drop_unfinished(step.folder)
+            child = Child("trainer", command(run, model, device), run.path("logs"), _environment(run, device))
+            status = child.wait(lambda: watch(read_log(log)), every_s=2)
+            if status != 0:
+                raise KitError(
+                    f"the trainer ended with status {status}",
+                    seen=f"at the end of {child.log}: {child.tail(4)}",
+                    fix="run notebook 05_train again: it goes on from the last finished epoch",
+                )
+            seconds = time.monotonic() - began
+            last = last_checkpoint(step.folder)
+            step.outputs = {"checkpoint": last.name}
+            _record(run, read_log(log), seconds)
+    return read_log(log)
+
+
+def _environment(run: Run, device: str) -> dict[str, str]:
+    common = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    if device != "cpu":
+        return common
+    return common | {"OMP_NUM_THREADS": str(cores(run.params)), "LD_PRELOAD": ":".join(preload())}
+
+
+def drop_unfinished(folder: Path) -> None:
+    """Delete checkpoints that a kill cut short: the trainer writes `training_state.json` last, and would resume from any."""
+    for checkpoint in _checkpoints(folder):
+        if not (checkpoint / "training_state.json").exists():
+            shutil.rmtree(checkpoint)
+    for link in folder.glob("epoch*_*"):
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()), key=lambda path: int(path.name))
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The newest finished checkpoint.
+
+    Raises:
+        KitError: there is none.
+    """
+    found = _checkpoints(folder)
+    if not found:
+        raise KitError(f"no checkpoint in {folder}", fix=f"run notebook {MADE_BY}")
+    return found[-1]
+
+
+def drafter_folder(run: Run) -> Path:
+    """The trained drafter in speculators' form: the last checkpoint, where the learning-rate schedule ends."""
+    return run.path("checkpoints") / str(run.manifest("checkpoints", MADE_BY)["outputs"]["checkpoint"])
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The trainer's metrics. A resumed training repeats steps: the last line of a step counts."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # the line being written just now
+                continue
+            rows[row["split"], row["step"]] = row
+    return sorted(rows.values(), key=lambda row: (row["step"], row["split"]))
+
+
+def simulated_al(cond: Sequence[float]) -> float:
+    """Acceptance length in tokens per target forward that conditional accuracies predict: `1 + sum_i prod_{j<=i} cond_j`.
+
+    The formula of Leviathan et al. (arXiv 2211.17192), with per-position rates in place of one constant rate.
+    """
+    return 1 + sum(math.prod(cond[: i + 1]) for i in range(len(cond)))
+
+
+def _record(run: Run, log: Sequence[dict[str, Any]], seconds: float) -> None:
+    steps = [row for row in log if row["split"] == "train"]
+    validations = [row for row in log if row["split"] == "val"]
+    if not steps:
+        raise KitError("the trainer logged no step", fix=f"read {run.path('logs', 'trainer.log')}")
+    gaps = sorted(b["time"] - a["time"] for a, b in itertools.pairwise(steps))
+    facts: dict[str, tuple[Any, str]] = {
+        "train.steps": (len(steps), "steps"),
+        "train.seconds_per_step": (round(gaps[len(gaps) // 2], 4) if gaps else None, "s (median)"),
+        "train.final_loss": (steps[-1]["loss"], "nats"),
+        "time.train_s": (round(seconds, 1), "s"),
+    }
+    run.record_all(facts, "checkpoints/log.jsonl")
+    if validations:
+        last = validations[-1]
+        source = "teacher-forced on the held-out rows, draft vocabulary, after the last epoch"
+        run.record_all({f"train.val_acc_{i + 1}": (value, "share") for i, value in enumerate(last["acc"])}, source)
+        run.record_all(
+            {
+                "train.val_loss": (last["loss"], "nats"),
+                "train.simulated_al": (round(simulated_al(last["cond"]), 4), "tokens/forward"),
+            },
+            source,
+        )

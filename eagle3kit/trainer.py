@@ -1,0 +1,118 @@
+"""The training process: speculators' own trainer, with a CPU device where there is no GPU, and its metrics as JSON lines.
+
+    python -m eagle3kit.trainer [--cpu] --metrics FILE -- ARGUMENTS OF `speculators train`
+
+Run as a process of its own, alone or under torchrun, so that it can be killed, resumed and spread over GPUs without the notebook.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines(logging.Handler):
+    """Writes each record of the `speculators.metrics` logger as one line of JSON.
+
+    A line: `{"split", "step", "epoch", "loss", "acc", "cond", "lr", "tokens_per_s", "time"}`; `acc[i]` is the share of positions
+    where the draft of TTT step i is the target's most likely token, `cond[i]` the same where all earlier steps were right.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", buffering=1)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        message = record.msg
+        if not isinstance(message, dict):
+            return
+        for split in ("train", "val"):
+            if isinstance(metrics := message.get(split), dict):
+                self._file.write(json.dumps(row_of(split, metrics, message, getattr(record, "step", None))) + "\n")
+
+
+def row_of(split: str, metrics: dict[str, float], message: dict[str, Any], step: int | None) -> dict[str, Any]:
+    """One line of the metrics file from what speculators logged; validation metrics carry the suffix `_epoch` there."""
+    suffix = "_epoch" if split == "val" else ""
+
+    def series(name: str) -> list[float]:
+        values: list[float] = []
+        while (value := metrics.get(f"{name}_{len(values)}{suffix}")) is not None:
+            values.append(round(float(value), 6))
+        return values
+
+    lr = message.get("lr")
+    return {
+        "split": split,
+        "step": step,
+        "epoch": message.get("epoch"),
+        "loss": round(float(metrics[f"loss{suffix}"]), 6),
+        "acc": series("full_acc"),
+        "cond": series("cond_acc"),
+        "lr": lr if not isinstance(lr, dict) else next(iter(lr.values())),
+        "tokens_per_s": round((message.get("profile") or {}).get("tokens_per_s", 0.0), 1),
+        "time": round(time.time(), 2),
+    }
+
+
+def use_cpu() -> None:
+    """Give speculators' trainer a CPU: it otherwise asks for device 0 of an accelerator."""
+    import speculators.train.cli as cli
+    import speculators.train.trainer as trainer
+    import torch
+
+    class CpuTrainer(trainer.Trainer):  # type: ignore[misc]  # speculators ships no types
+        def setup_trainer(self) -> None:
+            self.local_rank = torch.device("cpu")
+            self.device_type = "cpu"
+            super().setup_trainer()
+
+    def synchronize(*_: object) -> None:
+        """On a CPU every operation is finished when it returns."""
+
+    torch.accelerator.synchronize = synchronize
+    cli.Trainer = CpuTrainer
+
+
+def main(arguments: list[str]) -> None:
+    """Train with `arguments`; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="eagle3kit.trainer")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--metrics", type=Path, required=True)
+    own, rest = parser.parse_known_args(arguments)
+    if own.cpu:
+        use_cpu()
+    if own.threads:
+        import torch
+
+        torch.set_num_threads(own.threads)
+
+    import speculators.train.cli as cli
+    from speculators.train.config import TrainConfig
+
+    write_metrics(cli, own.metrics)
+    cli.main(TrainConfig.resolve([item for item in rest if item != "--"]))
+
+
+def write_metrics(cli: Any, path: Path) -> None:
+    """Add our handler whenever speculators sets up its metric logger, which removes the handlers it finds."""
+    setup = cli.setup_metric_logger
+
+    def setup_and_add(*args: Any, **kwargs: Any) -> None:
+        setup(*args, **kwargs)
+        if cli.get_rank() == 0:
+            logging.getLogger("speculators.metrics").addHandler(JsonLines(path))
+
+    cli.setup_metric_logger = setup_and_add
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
