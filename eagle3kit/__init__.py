@@ -9,10 +9,10 @@ In a notebook:
 
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params, load
-from eagle3kit.rundir import Run
+from eagle3kit.rundir import Run, project_path
 
 __version__ = "0.1.0"
-__all__ = ["KitError", "Params", "Run", "load", "open_run"]
+__all__ = ["KitError", "Params", "Run", "load", "open_run", "project_path"]
 
 
 def open_run(params: Params, stage: str) -> Run:

@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -309,6 +309,7 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
 
     def progress() -> None:
         nonlocal told
+        server.require_alive()
         if time.monotonic() - told >= 1:
             told = time.monotonic()
             say(len(finished_conversations(responses)), len(prompts))
@@ -442,3 +443,44 @@ def load_tokens(run: Run) -> Any:
     from datasets import load_from_disk
 
     return load_from_disk(str(run.path("data", "rows")))
+
+
+# ---- for the notebook
+
+
+def count_by_kind(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """How many prompts of each kind each split has; for a table."""
+    kinds = Counter((prompt.kind, prompt.split) for prompt in prompts)
+    return [{"kind": kind, **{split: kinds[kind, split] for split in _SPLITS}} for kind in sorted({kind for kind, _ in kinds})]
+
+
+def account(rows: Sequence[Row], dropped: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Rows and tokens that each split keeps, then what was dropped by reason; for a table."""
+    kept = [
+        {
+            "what": f"{split} rows",
+            "count": sum(row.split == split for row in rows),
+            "tokens": sum(row.length for row in rows if row.split == split),
+            "supervised": sum(row.supervised for row in rows if row.split == split),
+        }
+        for split in _SPLITS
+    ]
+    return kept + [{"what": f"dropped: {reason}", "count": count} for reason, count in sorted(dropped.items())]
+
+
+def examples(run: Run, model: str | Path, count: int) -> dict[str, list[tuple[str, bool]]]:
+    """A few rows as (token text, supervised) pairs, one of each kind, by `kind: id`."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=run.params.trust_remote_code)
+    rows, _ = load_rows(run)
+    tokens = load_tokens(run)
+    first_of_kind: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        first_of_kind.setdefault(row.kind, index)
+    found = {}
+    for kind, index in list(first_of_kind.items())[:count]:
+        ids, mask = tokens[index]["input_ids"].tolist(), tokens[index]["loss_mask"].bool().tolist()
+        texts = [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+        found[f"{kind}: {rows[index].id}"] = list(zip(texts, mask, strict=True))
+    return found

@@ -325,3 +325,70 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
             timing[f"speed.{name}.ratio{suffix}"] = (round(ratio[key], 3), "x")
     run.record_all(timing, f"{len(fast['contestants']['none']['tokens_per_s'])} repeats, concurrency {fast['concurrency']}")
     run.record_all({f"time.server_{n}_ready_s": (r["ready_s"], "s") for n, r in results.items()}, "server start-up")
+
+
+# ---- for the notebook
+
+
+def train_against_serve(run: Run, accepted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Per draft position the accuracy that training measured and the acceptance that serving gave; for a table.
+
+    Training scores every supervised position given the right prefix (teacher forcing); serving scores only where a draft starts,
+    right after the last accepted token. So they agree roughly, not exactly.
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "position": str(i + 1),
+            "training, all positions": run.fact(f"train.val_acc_{i + 1}", "unknown"),
+            "serving, unconditional": round(rate, 4),
+            "serving, conditional": round(accepted["conditional"][i], 4),
+        }
+        for i, rate in enumerate(accepted["unconditional"])
+    ]
+    simulated = run.fact("train.simulated_al", "unknown")
+    return [*rows, {"position": "AL", "training, all positions": simulated, "serving, unconditional": round(accepted["al"], 4)}]
+
+
+def lossless_rows(lossless: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row of totals, then one a tie or difference; for a table."""
+    total = {"answers": f"{lossless['identical']} of {lossless['compared']} identical", "kind": "", "gap (nats)": ""}
+    return [total] + [
+        {
+            "answers": f"{entry['contestant']}, {entry['prompt_id']}, token {entry['position']}",
+            "kind": kind,
+            "expected": entry["logprob_expected"],
+            "got": entry["logprob_got"],
+            "gap (nats)": entry["gap"],
+        }
+        for kind, entries in (("tie", lossless["ties"]), ("difference", lossless["differences"]))
+        for entry in entries
+    ]
+
+
+def speed_rows(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Median and range of each contestant's tokens per second, and its ratio to no speculation; for a table."""
+    rows = []
+    for name, value in fast["contestants"].items():
+        rates = value["tokens_per_s"]
+        ratio = fast["ratios"].get(name)
+        rows.append(
+            {
+                "contestant": name,
+                "tokens/s": round(statistics.median(rates), 2),
+                "range": f"{min(rates):.2f} to {max(rates):.2f}",
+                "ratio": round(ratio["median"], 3) if ratio else 1.0,
+                "ratio range": f"{ratio['low']:.2f} to {ratio['high']:.2f}" if ratio else "",
+            }
+        )
+    return rows
+
+
+def verdict(fast: Mapping[str, Any]) -> str:
+    """One sentence: whether EAGLE-3 is faster here, slower, or inside the noise."""
+    ratio = fast["ratios"]["eagle3"]
+    text = f"{ratio['median']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    if ratio["low"] > 1:
+        return f"EAGLE-3 is faster here: {text}"
+    if ratio["high"] < 1:
+        return f"EAGLE-3 is slower here: {text}"
+    return f"EAGLE-3 makes no difference here that exceeds the noise: {text}"

@@ -138,11 +138,16 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
     command = [sys.executable, "-W", "ignore", "-m", "speculators", "generate-offline-data"]
     command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
     command += ["--concurrency", str(run.params.extraction_concurrency), "--validate-outputs", "--fail-on-error"]
+
+    def progress() -> None:
+        server.require_alive()
+        say(sum(1 for _ in folder.glob("hs_*.safetensors")), total)
+
     run_tool(
         "generate-offline-data",
         command,
         run.path("logs"),
-        progress=lambda: say(sum(1 for _ in folder.glob("hs_*.safetensors")), total),
+        progress=progress,
         fix="run the notebook again: finished rows are kept",
     )
 
@@ -260,11 +265,17 @@ def require_intact(run: Run) -> None:
         )
 
 
+def statistics(run: Run) -> dict[str, Any]:
+    """Per-layer statistics of the extracted states, as `verify` counted them."""
+    found: dict[str, Any] = read_json(run.path("hidden_states", "statistics.json"), MADE_BY)
+    return found
+
+
 # ---- golden check
 
 
 def golden(
-    run: Run, server: Server, model: Path, layers: Sequence[int], eps: float, say: Callable[[str], None] = print
+    run: Run, server: Server, model: str | Path, layers: Sequence[int], eps: float, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Compare `log_softmax(lm_head(norm(h)))` of the extracted states with the serving engine's own prompt log-probabilities.
 
@@ -312,7 +323,7 @@ def judge(result: Mapping[str, Any], min_top1: float, max_mae: float) -> None:
     )
 
 
-def score(run: Run, server: Server, model: Path, layers: Sequence[int], eps: float) -> dict[str, Any]:
+def score(run: Run, server: Server, model: str | Path, layers: Sequence[int], eps: float) -> dict[str, Any]:
     """The golden check's figures; see `golden`."""
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
@@ -374,34 +385,46 @@ def compare(
     return hits, error
 
 
-def head_and_norm(model: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's output matrix `[vocab, hidden]` and final norm weight `[hidden]`, float32, found by the ends of their names.
+def model_folder(model: str | Path) -> Path:
+    """The folder with a target's weights: itself, or what the hub's cache holds of a hub id (vLLM has downloaded it by then)."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(str(model), local_files_only=True))
+
+
+HEAD = ("lm_head.weight", "language_model.lm_head.weight")
+EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
+NORM = ("model.norm.weight", "language_model.model.norm.weight")
+"""Names of the same tensor in a plain checkpoint and inside the Kimi-K2.5 wrapper."""
+
+
+def head_and_norm(model: str | Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's output matrix `[vocab, hidden]` and final norm weight `[hidden]`, float32.
 
     With tied embeddings a checkpoint has no `lm_head.weight`; the embedding matrix is the output matrix then.
 
     Raises:
         KitError: the checkpoint holds none of them.
     """
-    head = find_tensor(model, "lm_head.weight")
+    folder = model_folder(model)
+    head = find_tensor(folder, HEAD)
     if head is None:
-        head = find_tensor(model, "embed_tokens.weight")
-    norm = find_tensor(model, "model.norm.weight")
+        head = find_tensor(folder, EMBEDDING)
+    norm = find_tensor(folder, NORM)
     if head is None or norm is None:
         raise KitError(f"no output matrix or final norm in {model}", fix="correct target_model")
     return head.float(), norm.float()
 
 
-def find_tensor(model: Path, ending: str) -> torch.Tensor | None:
-    """The tensor of a sharded or single-file checkpoint whose name ends so (the shortest such name), or None."""
+def find_tensor(folder: Path, names: Sequence[str]) -> torch.Tensor | None:
+    """The first of `names` that a sharded or single-file checkpoint holds, or None."""
     from safetensors import safe_open
 
-    found: list[tuple[int, Path, str]] = []
-    for path in sorted(model.glob("*.safetensors")):
+    for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            found += [(len(name), path, name) for name in file.keys() if name.endswith(ending)]  # noqa: SIM118 - not a dict
-    if not found:
-        return None
-    _, path, name = min(found)
-    with safe_open(path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
+            for name in set(names) & set(file.keys()):
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor
+    return None

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from eagle3kit.errors import KitError
-from eagle3kit.rundir import value_digest, write_atomic
+from eagle3kit.params import SPECS
+from eagle3kit.rundir import project_path, value_digest, write_atomic
 from eagle3kit.widgets import SYMBOLS, Markup, clean, fmt, fmt_bytes, fmt_duration, is_number, join, tag
 
 LIMIT_BYTES = 2_000_000
@@ -134,12 +135,14 @@ class Evidence:
         failure = mapping(self.json("failure.json"))
         self.failure = (str(failure.get("stage", "unknown")), str(failure.get("message", ""))) if failure else None
         self.failed = self.failure[0][:2] if self.failure else None
-        self.manifests = {
-            path.parent.name: mapping(self.json(f"{path.parent.name}/manifest.json"))
-            for path in sorted(self.root.glob("*/manifest.json"))
-        }
-        self.begun = sorted(path.parent.name for path in self.root.glob("*/started.json"))
+        self.manifests = {name: mapping(self.json(f"{name}/manifest.json")) for name in self._steps("manifest.json")}
+        self.begun = self._steps("started.json")
         self.params, self.unequal = self._params()
+
+    def _steps(self, file: str) -> list[str]:
+        """Names of the steps that have a file of this name; a step may be one of several in a folder, as `eval/none`."""
+        paths = [*self.root.glob(f"*/{file}"), *self.root.glob(f"*/*/{file}")]
+        return sorted(path.parent.relative_to(self.root).as_posix() for path in paths)
 
     def json(self, name: str) -> Any:
         """The contents of a JSON file of the run, or None; read once."""
@@ -177,16 +180,21 @@ class Evidence:
         return rows
 
     def _params(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, list[str]]]:
-        """Every parameter's row as the last stage had it, and for a parameter that changed between stages who had which value."""
-        files = sorted(path.name for path in (self.root / "params").glob("*.json"))
+        """Every parameter's row, and for a parameter that had several values which notebook had which.
+
+        A notebook knows only the parameters of its own cell and has defaults for the rest, so a value that somebody set wins over
+        a default, and among those the latest.
+        """
+        files = sorted(path.name for path in (self.root / "params").glob("[0-9][0-9]_*.json"))
         if self.failed is not None:  # what lies there for later stages is from an earlier try
             files = [name for name in files if name[:2] <= self.failed] or files
         found: dict[str, Mapping[str, Any]] = {}
         values: dict[str, dict[str, str]] = {}
-        for name in files:
-            for row in rows(self.json(f"params/{name}")):
+        for name in files or ["run.json"]:
+            for row in _param_rows(self.json(f"params/{name}")):
                 key = str(row.get("name"))
-                found[key] = row
+                if key not in found or row.get("origin") != "default" or found[key].get("origin") == "default":
+                    found[key] = row
                 values.setdefault(key, {})[name.removesuffix(".json")] = fmt(row.get("value"))
         quiet = {"interactive", "force"}
         unequal = {
@@ -228,7 +236,7 @@ class Evidence:
 
     def finished(self) -> str | None:
         """When the last step finished, as its manifest says."""
-        return max((str(m["finished"]) for m in self.manifests.values() if "finished" in m), default=None)
+        return moment(max((str(m["finished"]) for m in self.manifests.values() if "finished" in m), default=None))
 
     def pictures(self) -> list[Picture]:
         """The run's pictures, in the order of their names."""
@@ -266,6 +274,17 @@ class Evidence:
         return mapping(self.json("golden/golden.json") or self.json("hidden_states/golden.json"))
 
 
+def _param_rows(value: Any) -> list[Mapping[str, Any]]:
+    """The rows of a `params/<stage>.json`, a list or a mapping by name, completed from the declarations where they are short."""
+    given = rows(value) or [{"name": name, **mapping(row)} for name, row in mapping(value).items()]
+    completed: list[Mapping[str, Any]] = []
+    for row in given:
+        spec = SPECS.get(str(row.get("name")))
+        declared = {} if spec is None else {key: getattr(spec, key) for key in ("default", "unit", "description", "group")}
+        completed.append({**declared, **row})
+    return completed
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
@@ -289,6 +308,14 @@ def numbers(value: Any) -> list[float]:
     return [found for item in value if (found := number(item)) is not None] if isinstance(value, list) else []
 
 
+def moment(text: Any) -> str | None:
+    """`2026-01-02T03:06:00+00:00` as `2026-01-02 03:06 UTC`; other text as it is."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:[0-9.]+)?(\+00:00|Z)", str(text))
+    return f"{found[1]} {found[2]} UTC" if found else short(text, 40)
+
+
 def percent(share: float | None) -> str:
     """A share in per cent, never rounded up to 100 or down to 0."""
     if share is None:
@@ -302,7 +329,7 @@ def percent(share: float | None) -> str:
 
 def short(text: object, limit: int = 200) -> str:
     """Text on one line, cut."""
-    line = " ".join(clean(text).split())
+    line = " ".join(clean(str(text)[: 4 * limit + 1000]).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -320,12 +347,12 @@ class Line(NamedTuple):
 def speed_verdict(low: float | None, high: float | None) -> tuple[str, str]:
     """What a ratio's range allows to say: (`faster`, `slower`, `noise` or `unknown`, the same in words)."""
     if low is None or high is None:
-        return "unknown", "no spread was measured, so whether that is more than noise is unknown"
+        return "unknown", "whether that is more than noise is unknown, no spread was measured"
     if low > 1:
         return "faster", "faster"
     if high < 1:
         return "slower", "slower"
-    return "noise", "inside the noise: neither faster nor slower"
+    return "noise", "inside the noise, neither faster nor slower"
 
 
 def summary(e: Evidence) -> list[Line]:
@@ -343,6 +370,8 @@ def summary(e: Evidence) -> list[Line]:
         _memory(e),
     ]
     source = {
+        "Trained": "train.steps",
+        "Data": "data.train_tokens",
         "Acceptance length": "acceptance.al",
         "By position": "acceptance.position_1",
         "Lossless": "lossless.share",
@@ -352,7 +381,12 @@ def summary(e: Evidence) -> list[Line]:
     marked = []
     for line in lines:
         stage = str(e.facts.get(source.get(line.label, ""), {}).get("stage", ""))
-        marked.append(line._replace(text=f"From an earlier run of stage {stage[:2]}: {line.text}") if e.stale(stage) else line)
+        text = line.text
+        if e.stale(stage):
+            text = f"From an earlier run of stage {stage[:2]}: {text}"
+        elif e.failed is not None and stage[:2] == e.failed:
+            text = f"As recorded before stage {stage[:2]} failed, perhaps by an earlier run: {text}"
+        marked.append(line._replace(text=text))
     return marked
 
 
@@ -408,7 +442,10 @@ def target(e: Evidence) -> str:
 
 def _data(e: Evidence) -> Line:
     source = e.param("data_source")
-    where = "prompts of unknown origin" if source is None else f"{short(source, 60)} prompts"
+    own = "the prompts that come with the kit"
+    where = (
+        "prompts of unknown origin" if source is None else own if source == "builtin" else f"the prompts of {short(source, 60)}"
+    )
     known = e.number("data.train_tokens") is not None
     dropped = e.number("data.dropped")
     lost = "how many were dropped is unknown" if dropped is None else f"{dropped:,.0f} dropped"
@@ -472,10 +509,10 @@ def _speed(e: Evidence) -> Line:
     verdict, words = speed_verdict(low, high)
     plain, with_drafter = e.number("speed.none.tokens_per_s"), e.number("speed.eagle3.tokens_per_s")
     rates = "" if plain is None or with_drafter is None else f" ({with_drafter:.1f} against {plain:.1f} tokens/s)"
-    text = f"{ratio:.2f}x{_interval(low, high)} of the speed without speculation{rates}: {words}"
+    text = f"{ratio:.2f} times{_interval(low, high)} the speed without speculation{rates}: {words}"
     ngram = e.number("speed.ngram.ratio")
     if ngram is not None:
-        text += f"; n-gram {ngram:.2f}x{_interval(e.number('speed.ngram.ratio.low'), e.number('speed.ngram.ratio.high'))}"
+        text += f"; n-gram {ngram:.2f} times{_interval(e.number('speed.ngram.ratio.low'), e.number('speed.ngram.ratio.high'))}"
     return Line("Speed", {"faster": "ok", "noise": "warn"}.get(verdict, "warn"), text)
 
 
@@ -503,6 +540,7 @@ def _time(e: Evidence) -> Line:
     minutes, whole = e.minutes(), e.number("pipeline.minutes")
     if not minutes:
         return Line("Time", "unknown", "unknown: no stage has been timed")
+    minutes = {key: value for key, value in minutes.items() if not e.stale(key)} or minutes
     total = sum(minutes.values())
     longest = max(minutes, key=lambda key: minutes[key])
     title = next(stage.title for stage in STAGES if stage.number == longest)
@@ -793,10 +831,19 @@ def _minutes_section(e: Evidence, bounds: Bounds) -> list[Markup | None]:
         name = f"{stage.number} {stage.title}" + (" (earlier run)" if e.stale(stage.number) and stage.number in minutes else "")
         spent = minutes.get(stage.number)
         if spent is None:
-            body.append((name, "unknown", "", ""))
+            body.append((name, "unknown", "", "", ""))
             continue
+        peak = e.number(f"stage.{stage.number}.peak_gb")
         bar = tag("span", style=f"width:{max(0.0, min(1.0, spent / largest)) * 100:.1f}%", cls="bar")
-        body.append((name, f"{spent:.1f}", percent(spent / total) if total > 0 else "", tag("span", bar, cls="track")))
+        body.append(
+            (
+                name,
+                f"{spent:.1f}",
+                percent(spent / total) if total > 0 else "",
+                "" if peak is None else f"{peak:.1f}",
+                tag("span", bar, cls="track"),
+            )
+        )
     said = f"The stages' own work took {total:.1f} minutes."
     if whole is not None and whole >= total:
         said += f" The run as a whole took {whole:.1f}; the other {whole - total:.1f} are kernels starting and notebooks saved."
@@ -823,7 +870,7 @@ def _minutes_section(e: Evidence, bounds: Bounds) -> list[Markup | None]:
     )
     return [
         tag("p", said),
-        _table(("Stage", "Minutes", "Share", ""), body, right=(1, 2)),
+        _table(("Stage", "Minutes", "Share", "Peak GB", ""), body, right=(1, 2, 3)),
         tag("h3", "The longest pieces of work") if pieces else None,
         parts if pieces else None,
     ]
@@ -892,7 +939,8 @@ def _prose_00(e: Evidence, _: Bounds) -> list[Markup]:
 def _prose_02(e: Evidence, _: Bounds) -> list[Markup]:
     layers, aux = e.param("drafter_layers"), e.value("drafter.aux_layers") or e.param("aux_layers")
     which = "chosen by the kit from the target's depth" if aux == [] else fmt(aux)
-    return [_say(f"The drafter has {fmt(layers)} layer(s) of its own and reads the target's auxiliary layers: {which}.")]
+    many = "layer" if layers == 1 else "layers"
+    return [_say(f"The drafter has {fmt(layers)} {many} of its own and reads the target's auxiliary layers: {which}.")]
 
 
 def _prose_03(e: Evidence, bounds: Bounds) -> list[Markup]:
@@ -901,8 +949,8 @@ def _prose_03(e: Evidence, bounds: Bounds) -> list[Markup]:
         f"The target's own answers gave {e.count('data.train_tokens', 'training tokens')} and",
         f"{e.count('data.heldout_prompts', 'held-out prompts')}.",
         f"Hidden states were recorded for {e.count('extraction.tokens', 'tokens')},",
-        "of unknown size" if size is None else f"{fmt_bytes(size)} on disk",
-        "and at an unknown rate." if rate is None else f"at {rate:,.0f} tokens a second.",
+        "of unknown size on disk." if size is None else f"{fmt_bytes(size)} on disk.",
+        "At what rate is unknown." if rate is None else f"Answers and states came at {rate:,.0f} tokens a second.",
     )
     dropped = {str(why): number(n) for why, n in mapping(mapping(e.json("data/rows.json")).get("dropped")).items()}
     made = [said]
@@ -989,6 +1037,9 @@ def _prose_06(e: Evidence, bounds: Bounds) -> list[Markup]:
     return made + _speed_table(e, bounds) + _differences(e, bounds)
 
 
+_CONTESTANTS: dict[Any, str] = {"none": "no speculation", "ngram": "n-gram", "eagle3": "EAGLE-3"}
+
+
 def _two(value: Any) -> str:
     found = number(value)
     return "unknown" if found is None else f"{found:.2f}"
@@ -997,7 +1048,6 @@ def _two(value: Any) -> str:
 def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
     record = mapping(e.json("eval/speed.json"))
     contestants, ratios = mapping(record.get("contestants")), mapping(record.get("ratios"))
-    names = {"none": "no speculation", "ngram": "n-gram", "eagle3": "EAGLE-3"}
     body = []
     for name, entry in contestants.items():
         repeats = numbers(mapping(entry).get("tokens_per_s"))
@@ -1008,7 +1058,7 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
             against = f"{_two(ratio.get('median'))}x{_interval(low, high)}: {speed_verdict(low, high)[1]}"
         body.append(
             (
-                names.get(str(name), short(name, bounds.text)),
+                _CONTESTANTS.get(name, short(name, bounds.text)),
                 f"{median(repeats):.1f}" if repeats else "unknown",
                 short(", ".join(f"{rate:.1f}" for rate in repeats), bounds.text),
                 against,
@@ -1023,7 +1073,7 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
 
 def _differences(e: Evidence, bounds: Bounds) -> list[Markup]:
     record, made = mapping(e.json("eval/lossless.json")), []
-    head = ("Prompt", "Token", "Without speculation", "With", "Log-probability", "Log-probability")
+    head = ("Speculation", "Prompt", "At token", "Token without", "Its log-probability", "Token with", "Its log-probability")
     for key, title, note in (
         ("ties", "Ties", "Outputs that part where two tokens are as likely as each other to within arithmetic."),
         ("differences", "Differences", "Outputs that part where the tokens are not tied: these are losses."),
@@ -1031,19 +1081,33 @@ def _differences(e: Evidence, bounds: Bounds) -> list[Markup]:
         found = rows(record.get(key))
         if not found:
             continue
+        within = number(record.get("tie_nats"))
+        if key == "ties" and within is not None:
+            note += f" A tie is a difference of at most {within:g} nats in log-probability."
         body = [
             (
+                short(_CONTESTANTS.get(row.get("contestant"), row.get("contestant") or "unknown"), 60),
                 short(row.get("prompt_id"), bounds.text),
                 fmt(row.get("position")),
-                short(repr(row.get("expected")), bounds.text),
-                short(repr(row.get("got")), bounds.text),
-                fmt(number(row.get("logprob_expected"))),
-                fmt(number(row.get("logprob_got"))),
+                short(_token(row.get("expected")), bounds.text),
+                _logprob(row.get("logprob_expected")),
+                short(_token(row.get("got")), bounds.text),
+                _logprob(row.get("logprob_got")),
             )
             for row in found
         ]
-        made += [tag("h3", f"{title} ({len(found)})"), _say(note), _table(head, body, right=(1, 4, 5), bounds=bounds)]
+        made += [tag("h3", f"{title} ({len(found)})"), _say(note), _table(head, body, right=(2, 4, 6), bounds=bounds)]
     return made
+
+
+def _logprob(value: Any) -> str:
+    found = number(value)
+    return "unknown" if found is None else f"{found:.4f}"
+
+
+def _token(value: Any) -> str:
+    """A token, by its text or its id; none where the answer had ended."""
+    return "end of the answer" if value is None else repr(value)
 
 
 _PROSE: dict[str, Callable[[Evidence, Bounds], list[Markup]]] = {
@@ -1070,7 +1134,7 @@ def _params_section(e: Evidence, bounds: Bounds) -> list[Markup]:
             for name, by in e.unequal.items()
         ]
         made += [
-            tag("p", "Stages of this run had different values; the table shows the last stage's:"),
+            tag("p", "Not every notebook had the same value; the table shows the one that was set last:"),
             tag("ul", *told, cls="checks"),
         ]
     head = ("Parameter", "Value", "Origin", "Default", "Meaning")
@@ -1109,7 +1173,7 @@ def _named(e: Evidence, prefix: str, what: str, bounds: Bounds) -> Markup:
 
 def _steps_table(e: Evidence, bounds: Bounds) -> Markup:
     body = [
-        (short(name, 60), "done", short(m.get("finished") or "unknown", 40), _seconds(m.get("seconds")))
+        (short(name, 60), "done", moment(m.get("finished")) or "unknown", _seconds(m.get("seconds")))
         for name, m in e.manifests.items()
     ]
     body += [(short(name, 60), "begun, not finished", "", "") for name in e.begun if name not in e.manifests]
@@ -1165,11 +1229,11 @@ nav{font-size:.9rem;margin:1.2rem 0 0;color:var(--soft)}nav a{margin-right:.9rem
 .state.unknown{color:var(--soft)}
 .failure{border:2px solid var(--fail);border-radius:8px;padding:.2rem 1.1rem .8rem;margin:1rem 0}
 .failure h2{border:0;margin:.6rem 0 .4rem;padding:0;color:var(--fail)}
-.checks{list-style:none;padding-left:0}.checks li{padding:.15rem 0 .15rem 1.5rem;text-indent:-1.5rem}
-.checks .state{display:inline-block;width:1.3rem;text-indent:0}
+.checks{list-style:none;padding-left:0}.checks li{padding:.15rem 0 .15rem 1.5rem;position:relative}
+.checks .state{position:absolute;left:0}
 .wide{overflow-x:auto;margin:.6rem 0}
 table{border-collapse:collapse;font-size:.9rem;min-width:min(100%,24rem)}
-th,td{text-align:left;vertical-align:top;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--line)}
+th,td{text-align:left;vertical-align:top;padding:.3rem 1.3rem .3rem 0;border-bottom:1px solid var(--line)}
 thead th{border-bottom:2px solid var(--line);white-space:nowrap;font-weight:600}
 .r{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td code{white-space:nowrap}
@@ -1185,7 +1249,8 @@ figcaption{font-size:.9rem;margin-top:.35rem}
 dt{font-weight:600;margin-top:.6rem}dd{margin:0 0 0 1rem}
 .differs td{background:var(--mark)}
 @media (max-width:40rem){body{font-size:15px;padding:.8rem .8rem 3rem}.summary{padding:.2rem .8rem}
-.summary li{grid-template-columns:1.2rem 1fr}.summary li span:last-child{grid-column:2}.track{width:6rem}h1{font-size:1.4rem}}
+.summary li{grid-template-columns:1.2rem 1fr}.summary li span:last-child{grid-column:2}.track{display:none}td:first-child{min-width:7rem}
+th,td{padding-right:.8rem}h1{font-size:1.4rem}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--page:#fff;--card:#f5f5f5;--line:#bbb;--link:#000;--ok:#177245;
 --warn:#8a5b00;--fail:#b02a1a;--mark:#fff4d4;--bar:#0072b2}body{max-width:none;font-size:10.5pt;padding:0}nav{display:none}
 figure,tr,.summary li,.failure{break-inside:avoid}h2,h3{break-after:avoid}.wide{overflow:visible}td code{white-space:normal}
@@ -1315,14 +1380,14 @@ def build(run_root: Path, reports_dir: Path) -> Path:
 # ---- several runs
 
 
-def compare(run_roots: Sequence[Path], reports_dir: Path) -> Path:
+def compare(run_roots: Sequence[Path], reports_dir: Path | None = None) -> Path:
     """Write a page with the facts of several runs side by side.
 
     It says first whether they may be compared: which parameters differ, and whether the intervals of acceptance overlap.
 
     Args:
         run_roots: two or more run folders; the first is what the others are held against.
-        reports_dir: where `compare_<A>_<B>.html` is written.
+        reports_dir: where `compare_<A>_<B>.html` is written; by default the checkout's `reports/`.
 
     Raises:
         KitError: fewer than two runs, or one does not exist.
@@ -1370,8 +1435,9 @@ def compare(run_roots: Sequence[Path], reports_dir: Path) -> Path:
     if len(page) > LIMIT_BYTES:
         page = _page("Runs side by side", [*body[:-1], tag("p", "The table of facts is too long for this page.")], about)
     file = "compare_" + "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in names)
-    path = write_atomic(Path(reports_dir) / f"{file[:120]}.html", page)
-    index(reports_dir)
+    folder = project_path("reports") if reports_dir is None else Path(reports_dir)
+    path = write_atomic(folder / f"{file[:120]}.html", page)
+    index(folder)
     return path
 
 

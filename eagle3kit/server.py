@@ -209,6 +209,19 @@ class Server(AbstractContextManager["Server"]):
         self.seconds_to_ready = time.monotonic() - self._began
         self._say(f"server '{self.engine.name}' ready after {self.seconds_to_ready:.0f} s")
 
+    def require_alive(self) -> None:
+        """Called while a tool talks to it: the tools go on without a server, and count what they miss as errors.
+
+        Raises:
+            KitError: the server has ended.
+        """
+        if self._started().status is not None:
+            raise KitError(
+                f"the vLLM server '{self.engine.name}' ended",
+                seen=self.explain(),
+                fix="run the notebook again: it goes on where it stopped; read " + str(self._started().log),
+            )
+
     def healthy(self) -> bool:
         """Whether it answers its health check."""
         try:

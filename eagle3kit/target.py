@@ -336,7 +336,7 @@ class Target:
         stored = self.dtype or "bfloat16"
         if self.bytes_on_disk is not None and (dtype in ("auto", stored) or self.quantization is not None):
             return self.bytes_on_disk, "size of the weight files" + (", as published" if self.reference else "")
-        plain = _dtype_bytes(stored if dtype == "auto" else dtype)
+        plain = dtype_bytes(stored if dtype == "auto" else dtype)
         total = 0.0
         for group, count in self.parameters.items():
             q = self.quantization if self.quantization and group in self.quantization.parts else None
@@ -345,8 +345,8 @@ class Target:
 
     # ---- for display
 
-    def rows(self) -> list[tuple[str, str]]:
-        """`(what, value)` rows for a table, with a mark on every value that was seen only second-hand."""
+    def rows(self) -> list[dict[str, str]]:
+        """Rows `{"what", "value"}` for a table; the last names the values that were seen only second-hand."""
         size, how = self.weight_bytes()
         rows = [
             ("target", self.name),
@@ -374,11 +374,11 @@ class Target:
             ("tied embeddings", "yes" if self.tie_word_embeddings else "no"),
             ("weight names", f"{self.weight_prefix}model.*, {self.weight_prefix}lm_head.*"),
             ("quantisation", self.quantization.summary if self.quantization else f"none ({self.dtype or 'type not given'})"),
-            ("weights", f"{size / 1e9:.3g} GB ({how})"),
+            ("weights", f"{size / 1e9:,.4g} GB ({how})" if size < 1e12 else f"{size / 1e12:.3f} TB ({how})"),
         ]
         if self.unverified:
             rows.append(("unverified", ", ".join(self.unverified)))
-        return rows
+        return [{"what": what, "value": value} for what, value in rows]
 
 
 def read_rope(config: Mapping[str, Any], where: str) -> Rope:
@@ -471,7 +471,8 @@ def _ignored(module: str, ignored: Sequence[str]) -> bool:
     return False
 
 
-def _dtype_bytes(dtype: str) -> int:
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one number of a type, under any of the names that configs give it."""
     return {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}[dtype.removeprefix("torch.")]
 
 
@@ -816,7 +817,7 @@ def _make(folder: Path, arguments: list[str], params: Params) -> None:
     if params.threads:
         env["OMP_NUM_THREADS"] = str(params.threads)
     command = [sys.executable, "-W", "ignore", "-m", "eagle3kit.target", arguments[0], *arguments[1:], "--dest", str(partial)]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.rmtree(partial, ignore_errors=True)
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -825,6 +826,8 @@ def _make(folder: Path, arguments: list[str], params: Params) -> None:
             seen=" | ".join(lines[-3:]) or f"exit code {done.returncode}",
             fix="free memory and disk space, check the environment with `eagle3kit doctor`, and run again",
         )
+    for file in partial.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors writes files that only their owner reads; a cache may be shared
     partial.rename(folder)
 
 
@@ -966,7 +969,7 @@ def gpus() -> tuple[list[Gpu], str]:
     query = "index,uuid,name,memory.total,compute_cap,driver_version"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except FileNotFoundError:
         return [], "there is no nvidia-smi"
     except (OSError, subprocess.SubprocessError) as error:

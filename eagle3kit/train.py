@@ -213,3 +213,87 @@ def _record(run: Run, log: Sequence[dict[str, Any]], seconds: float) -> None:
             },
             source,
         )
+
+
+# ---- for the notebook
+
+
+def outlook(run: Run, device: str) -> dict[str, Any]:
+    """What the training will be: rows, tokens, steps, and on a CPU the minutes it will take.
+
+    Steps are a lower bound: rows are packed whole, so a pack is seldom full.
+    """
+    p = run.params
+    rows, _ = load_rows(run)
+    tokens = sum(row.length for row in rows if row.split == "train")
+    steps = p.train_epochs * math.ceil(tokens / p.train_pack_tokens / max(1, p.train_processes))
+    minutes = f"about {tokens * p.train_epochs / CPU_TOKENS_PER_S / 60:.0f}" if device == "cpu" else "unknown"
+    return {
+        "train tokens": tokens,
+        "epochs": p.train_epochs,
+        "tokens a step": p.train_pack_tokens,
+        "steps": steps,
+        "minutes": minutes,
+    }
+
+
+CPU_TOKENS_PER_S = 750
+"""Rate of a SmolLM2 drafter with 4,096 draft tokens and three TTT steps on two cores (AMD EPYC, AVX2)."""
+
+
+def epoch_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Held-out loss and accuracy after each epoch; for a table."""
+    return [
+        {
+            "epoch": int(row["epoch"]) + 1,
+            "loss": round(row["loss"], 4),
+            **{f"step {i + 1}": f"{value:.1%}" for i, value in enumerate(row["acc"])},
+            "simulated AL": round(simulated_al(row["cond"]), 3),
+        }
+        for row in log
+        if row["split"] == "val"
+    ]
+
+
+def check(run: Run) -> list[dict[str, Any]]:
+    """Hold the checkpoint that will be served against what it was made from.
+
+    Returns:
+        One row a check, for a table.
+
+    Raises:
+        KitError: the drafter's first guess is no better than always guessing the most frequent token would be, a weight is not
+            finite, or the saved vocabulary maps are not those of notebook 04.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    folder = drafter_folder(run)
+    weights = load_file(folder / "model.safetensors")
+    broken = [name for name, tensor in weights.items() if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise KitError(
+            "the checkpoint holds weights that are not finite", seen=broken[0], fix="lower train_lr and run with force: true"
+        )
+    d2t, t2d = vocab.load_maps(run)
+    for name, wanted in (("d2t", d2t), ("t2d", t2d)):
+        if name in weights and not torch.equal(weights[name].to(wanted.dtype), wanted):
+            raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix="run 05_train with force: true")
+    first = run.fact("train.val_acc_1", 0.0)
+    if first < MIN_FIRST_ACCURACY and run.params.target_model != "tiny-kimi-k2.5":
+        raise KitError(
+            "the drafter has learnt next to nothing",
+            seen=f"first-step accuracy {first:.1%}",
+            wanted=f"at least {MIN_FIRST_ACCURACY:.0%}",
+            fix="train longer or on more prompts; check the golden check of notebook 03",
+        )
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return [
+        {"check": "weights finite", "found": f"{len(weights)} tensors, {size / 1e6:.0f} MB"},
+        {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t)} draft tokens"},
+        {"check": "first guess on held-out rows", "found": f"{first:.1%}"},
+    ]
+
+
+MIN_FIRST_ACCURACY = 0.05
+"""The most frequent token of English text makes up about 5 % of it: a drafter below this knows nothing of the context."""

@@ -146,3 +146,11 @@ def load_maps(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
     d2t, t2d = (torch.from_numpy(np.load(run.path("vocab", f"{name}.npy"), allow_pickle=False)) for name in ("d2t", "t2d"))
     check_maps(d2t, t2d)
     return d2t, t2d
+
+
+def coverage_rows(curve: dict[str, Any]) -> list[dict[str, Any]]:
+    """The coverage curve as rows of a table, the chosen size marked."""
+    return [
+        {"size": size, "training": f"{train:.2%}", "held out": f"{heldout:.2%}", "": "chosen" if size == curve["chosen"] else ""}
+        for size, train, heldout in zip(curve["sizes"], curve["train"], curve["heldout"], strict=True)
+    ]

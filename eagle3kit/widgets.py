@@ -96,7 +96,7 @@ def fmt(value: object, unit: str = "") -> str:
         elif size >= 1e-3:
             text = f"{value:.4g}"
         else:
-            text = f"{value:.2e}"
+            text = f"{value:.3g}"
     elif isinstance(value, list | tuple):
         text = ", ".join(fmt(item) for item in value)
     else:
@@ -218,8 +218,8 @@ def check_list(checks: Iterable[object], caption: str = "") -> None:
     """Show checks, the failed ones first, each with what mends it.
 
     Args:
-        checks: mappings or dataclasses with `name`, `state` (`ok`, `warn`, `fail`, or a truth value) and, where they apply,
-            `found`, `wanted` and `fix`.
+        checks: mappings or dataclasses with `name`, `state` or `status` (`ok`, `warn`, `fail`, or a truth value) and, where they
+            apply, `found`, `wanted` and `fix`.
         caption: a line above; by default how many there are of each state.
     """
     _display(as_check_list(checks, caption))
@@ -258,19 +258,20 @@ def _check(check: object) -> dict[str, str]:
         found = {field.name: getattr(check, field.name) for field in dataclasses.fields(check)}
     else:
         found = vars(check)
-    state = found.get("state")
+    state = found.get("state", found.get("status"))
     state = {True: "ok", False: "fail"}.get(state, "fail") if isinstance(state, bool) else str(state)
     row = {key: _cell(found.get(key)) for key in ("name", "found", "wanted", "fix")}
     return row | {"state": state if state in SYMBOLS else "unknown"}
 
 
 def conversation(rows: Iterable[object], caption: str = "") -> None:
-    """Show a sample token by token, those that training learns from marked.
+    """Show samples token by token, those that training learns from marked.
 
     An unshifted or inverted loss mask trains, and shows nowhere but here: the marked text must be exactly the assistant's.
 
     Args:
-        rows: `(text, supervised)` pairs, or mappings with `text` and `supervised`, one a token.
+        rows: the tokens of one sample, or a list of samples. A token is a `(text, supervised)` pair or a mapping with `text` and
+            `supervised`.
         caption: a line above.
     """
     _display(as_conversation(rows, caption))
@@ -278,14 +279,42 @@ def conversation(rows: Iterable[object], caption: str = "") -> None:
 
 def as_conversation(rows: Iterable[object], caption: str = "") -> Shown:
     """What `conversation` shows."""
-    tokens: list[tuple[str, bool]] = []
+    samples: list[list[tuple[str, bool]]] = []
+    loose = False  # whether the last sample is made of tokens that stood there by themselves
     for row in rows:
-        if isinstance(row, Mapping):
-            tokens.append((clean(row.get("text", "")), bool(row.get("supervised"))))
-        elif isinstance(row, Sequence) and len(row) == 2:
-            tokens.append((clean(row[0]), bool(row[1])))
+        token = _token(row)
+        if token is None and isinstance(row, Iterable) and not isinstance(row, str | bytes | Mapping):
+            tokens = [_token(item) for item in row]
+            if None in tokens:
+                raise TypeError(f"a token must be (text, supervised) or a mapping with both, not {row!r}")
+            samples.append([found for found in tokens if found is not None])
+            loose = False
+        elif token is None:
+            raise TypeError(f"a token must be (text, supervised) or a mapping with both, not {row!r}")
+        elif loose:
+            samples[-1].append(token)
         else:
-            raise TypeError(f"a row must be (text, supervised) or a mapping, not {row!r}")
+            samples.append([token])
+            loose = True
+    shown = [_sample(tokens) for tokens in samples]
+    title = tag("div", caption, style="font-weight: 600") if caption else None
+    return Shown(
+        tag("div", title, *(Markup(sample.html) for sample in shown)),
+        "\n\n".join([*([clean(caption)] if caption else []), *(sample.text for sample in shown)]),
+    )
+
+
+def _token(row: object) -> tuple[str, bool] | None:
+    """One token with whether it is supervised, or None if `row` is something else."""
+    if isinstance(row, Mapping) and "text" in row and "supervised" in row:
+        return clean(row["text"]), bool(row["supervised"])
+    if isinstance(row, Sequence) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], int):
+        return clean(row[0]), bool(row[1])
+    return None
+
+
+def _sample(tokens: Sequence[tuple[str, bool]]) -> Shown:
+    """One sample in a box, with how much of it is supervised."""
     runs: list[tuple[list[str], bool]] = []
     for text, supervised in tokens:
         if runs and runs[-1][1] == supervised:
@@ -293,24 +322,20 @@ def as_conversation(rows: Iterable[object], caption: str = "") -> Shown:
         else:
             runs.append(([text], supervised))
     count = sum(supervised for _, supervised in tokens)
-    share = f" ({count / len(tokens):.0%})" if tokens else ""
-    legend = f"{len(tokens):,} tokens, {count:,} supervised{share}: those underlined and shaded"
+    share = f" ({count / len(tokens):.0%})".replace("%", " %") if tokens else ""
+    legend = f"{len(tokens):,} tokens, {count:,} supervised{share}"
     mark = "background: rgba(0, 114, 178, .22); color: inherit; border-bottom: 2px solid #56B4E9; padding: .05em 0"
     body = join(tag("mark", "".join(texts), style=mark) if on else "".join(texts) for texts, on in runs)
     box = (
         f"white-space: pre-wrap; overflow-wrap: anywhere; padding: .6em .8em; border: {_LINE}; max-height: 28em; overflow-y: auto"
     )
-    shown = tag(
+    made = tag(
         "div",
-        tag("div", f"{caption}: {legend}" if caption else legend, style="opacity: .85; margin-bottom: .3em"),
-        tag(
-            "div",
-            body,
-            style=f"font-family: var(--jp-code-font-family, monospace); font-size: .9em; {box}",
-        ),
+        tag("div", f"{legend}: those underlined and shaded", style="opacity: .85; margin: .5em 0 .3em"),
+        tag("div", body, style=f"font-family: var(--jp-code-font-family, monospace); font-size: .9em; {box}"),
     )
     plain = "".join(f"[[{''.join(texts)}]]" if on else "".join(texts) for texts, on in runs)
-    return Shown(shown, f"{clean(caption)}: {legend} ([[...]])\n{plain}" if caption else f"{legend} ([[...]])\n{plain}")
+    return Shown(made, f"{legend}: those in [[ ]]\n{plain}")
 
 
 def expect(text: str, took: str = "") -> None:
@@ -334,7 +359,7 @@ def choose(
     """Let the reader pick what to look at; headless, show the first ones below each other.
 
     Args:
-        options: what to pick from: `{name: option}`, or a list whose items name themselves.
+        options: what to pick from: `{name: option}`, or a list; its texts and numbers name themselves, other items are numbered.
         render: called with an option; shows it itself, or returns something to show.
         interactive: a dropdown when true; a fixed sequence otherwise, which is what an executed notebook keeps.
         label: what stands beside the dropdown.
@@ -344,7 +369,8 @@ def choose(
     if isinstance(options, Mapping):
         named = {str(name): option for name, option in options.items()}
     else:
-        named = {str(option): option for option in options}
+        plain = all(isinstance(option, str | int | float) for option in options) and len({*map(str, options)}) == len(options)
+        named = {str(option) if plain else f"{i + 1} of {len(options)}": option for i, option in enumerate(options)}
 
     def show(name: str) -> None:
         made = render(named[name])
@@ -462,23 +488,48 @@ def _png(figure: Figure) -> bytes:
     return plots.png(figure)
 
 
-def progress_line(done: int, total: int, unit: str, started: float, now: float | None = None) -> str:
-    """How far a piece of work is: `  120/744 prompts 16 %  3.2/s  3 min 14 s left`.
+class Progress:
+    """Prints how far a piece of work is: at once, then at most every `every_s` seconds, and at its end.
+
+    Call it with what is done and how many there are: `progress(120, 744)`. What was done at the first call, by an earlier run,
+    does not count towards the rate.
 
     Args:
-        done: how many are done since `started`.
+        unit: what is counted, in the plural.
+        every_s: seconds between two lines.
+    """
+
+    def __init__(self, unit: str, every_s: float = 10.0) -> None:
+        self.unit, self.every_s = unit, every_s
+        self._shown = -math.inf
+        self._last: tuple[int, int] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take the state of the work."""
+        if self._last is None or done < self._last[0]:
+            self._began, self._already, self._shown = time.monotonic(), done, -math.inf
+        ended = done >= total and self._last != (done, total)
+        self._last = (done, total)
+        if ended or (done < total and time.monotonic() - self._shown >= self.every_s):
+            self._shown = time.monotonic()
+            print(progress_line(done, total, self.unit, self._began, already=self._already), flush=True)
+
+
+def progress_line(done: int, total: int, unit: str, started: float, *, already: int = 0, now: float | None = None) -> str:
+    """How far a piece of work is: `  120/744 prompts 16 %  3.2/s  3 min 15 s left`.
+
+    Args:
+        done: how many are done.
         total: how many there are.
         unit: what is counted, in the plural.
-        started: `time.monotonic()` when the work began.
+        started: `time.monotonic()` when this work began.
+        already: how many of those done were done before it began; they do not count towards the rate.
         now: the present on the same clock; for tests.
     """
     elapsed = (time.monotonic() if now is None else now) - started
-    parts = [f"{done:,}/{total:,} {unit} {done / total:.0%}".replace("%", " %") if total else f"{done:,} {unit}"]
-    if done > 0 and elapsed > 0:
-        rate = done / elapsed
+    parts = [f"{done:,}/{total:,} {unit} {done * 100 // total} %" if total else f"{done:,} {unit}"]
+    if done > already and elapsed > 0:
+        rate = (done - already) / elapsed
         parts.append(f"{rate:.3g}/s" if rate < 1000 else f"{rate:,.0f}/s")
-        if total > done:
-            parts.append(f"{fmt_duration((total - done) / rate)} left")
-        else:
-            parts.append(f"done in {fmt_duration(elapsed)}")
+        parts.append(f"{fmt_duration((total - done) / rate)} left" if total > done else f"done in {fmt_duration(elapsed)}")
     return "  " + "  ".join(parts)

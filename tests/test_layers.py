@@ -69,7 +69,7 @@ def test_outside_the_target(convention: Convention, bad: int) -> None:
 
 @pytest.mark.parametrize(("convention", "theirs"), [("transformers", KIMI), ("dflash", KIMI - 1)])
 def test_transformers_last_entry_is_after_the_norm(convention: str, theirs: int) -> None:
-    with pytest.raises(KitError, match="after the final norm.*forward hook"):
+    with pytest.raises(KitError, match=r"after the final norm.*forward hook"):
         layers.to_vllm([theirs], convention, KIMI)
     with pytest.raises(KitError, match="after the final norm"):
         layers.from_vllm([KIMI], convention, KIMI)
@@ -81,7 +81,7 @@ def test_embeddings_have_no_after_layer_number() -> None:
 
 
 def test_unknown_convention() -> None:
-    with pytest.raises(KitError, match="tensorrt.*wanted vllm, speculators"):
+    with pytest.raises(KitError, match=r"tensorrt.*wanted vllm, speculators"):
         layers.to_vllm([1], "tensorrt", KIMI)
 
 

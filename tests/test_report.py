@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from eagle3kit import plots, report
 from eagle3kit.errors import KitError
 from eagle3kit.rundir import value_digest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 EVIL = "<script>alert('x')</script><img src=http://evil.example/x.png onerror=alert(1)>"
 
@@ -98,7 +99,9 @@ def png(size: int = 0, name: str = "small") -> bytes:
 
     head = (1).to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"
     pad = chunk(b"juNk", bytes(range(256)) * (size // 256)) if size else b""
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + pad + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", name.encode())
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + pad + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", name.encode())
+    )
 
 
 def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -> Path:
@@ -129,14 +132,17 @@ def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -
         for split in (("train", "val") if step % 250 == 0 else ("train",))
     ]
     write(root, "checkpoints/log.jsonl", "\n".join(map(json.dumps, log)) + '\n{"split": "train", "st')
-    kinds = {kind: {"al": 1.5 + i / 10, "prompts": 10} for i, kind in enumerate(("story", "lists", "explain", "code", "arithmetic"))}
+    kinds = {
+        kind: {"al": 1.5 + i / 10, "prompts": 10} for i, kind in enumerate(("story", "lists", "explain", "code", "arithmetic"))
+    }
     acceptance = {"k": 3, "al": 1.72, "al_low": 1.66, "al_high": 1.78, "unconditional": [0.42, 0.19, 0.11]}
     write(root, "eval/acceptance.json", acceptance | {"conditional": [0.42, 0.452, 0.579], "by_kind": kinds})
     rates = {"none": [80.2, 79.0, 82.1], "ngram": [70.0, 75.0, 71.0], "eagle3": [79.1, 84.0, 82.0]}
     ratios = {"ngram": {"median": 0.9, "low": 0.86, "high": 0.95}, "eagle3": {"median": 1.01, "low": 0.96, "high": 1.05}}
     contestants = {name: {"tokens_per_s": values} for name, values in rates.items()}
     write(root, "eval/speed.json", {"contestants": contestants, "ratios": ratios, "prompts": 12, "concurrency": 1})
-    tie = {"prompt_id": "heldout-7", "position": 31, "expected": " the", "got": " a", "logprob_expected": -1.25, "logprob_got": -1.25}
+    tie = {"contestant": "eagle3", "prompt_id": "heldout-7", "position": 31, "expected": 284, "got": None}
+    tie |= {"logprob_expected": -1.25, "logprob_got": -1.2501}
     write(root, "eval/lossless.json", {"share": 1.0, "compared": 80, "ties": [tie], "differences": []})
     (root / "figures").mkdir()
     (root / "figures" / "05_curves.png").write_bytes(png())
@@ -208,13 +214,14 @@ def test_finished_run_reads_well(run: Path) -> None:
     text = text_of(page)
     for wanted in (
         "local: an EAGLE-3 drafter for smollm2-135m",
-        "All seven stages completed: the drafter is accepted (AL 1.72), it is lossless, and on this machine neither faster nor slower",
+        "All seven stages completed: the drafter is accepted (AL 1.72), it is lossless, and on this machine neither faster nor",
         "52,114 training tokens",
         "1.72 (1.66 to 1.78) tokens a forward pass at k = 3",
         "42.0 % at position 1, 19.0 % at position 2, 11.0 % at position 3",
         "100.0 % of 80 compared outputs equal those without speculation, token for token, counting 1 that parts at a tie",
-        "1.01x (0.96 to 1.05) of the speed without speculation (82.0 against 80.2 tokens/s): inside the noise",
-        "n-gram 0.90x (0.86 to 0.95)",
+        "1.01 times (0.96 to 1.05) the speed without speculation (82.0 against 80.2 tokens/s): inside the noise",
+        "n-gram 0.90 times (0.86 to 0.95)",
+        "the last step finished 2026-01-02 03:06 UTC",
         "passed: the extracted states give the server's own most likely token at 100.0 % of positions",
         "At most 8.1 GB in all processes together, on Some CPU @ 2.6 GHz, 2 cores, 24 GB",
         "The run as a whole took 18.4",
@@ -223,7 +230,7 @@ def test_finished_run_reads_well(run: Path) -> None:
         "longer than data_seq_length",
         "4,096 (chosen)",
         "Full accuracy by TTT step at the last validation: 40.0 % at step 1",
-        "heldout-7",
+        "EAGLE-3 heldout-7 31 284 -1.2500 end of the answer -1.2501",
         "Trainer and server agree",
         "Every step was made from what the run now holds (21 links",
         "● train_lr",
@@ -264,7 +271,7 @@ def test_empty_run_says_unknown_and_invents_nothing(tmp_path: Path) -> None:
     (tmp_path / "runs" / "bare").mkdir(parents=True)
     page = page_of(tmp_path / "runs" / "bare")
     assert_safe(page)
-    text = text_of(page).split("Glossary d")[0]
+    text = text_of(page).split("Glossary target")[0]
     assert "Unfinished: no stage has completed; still to run: 00, 01, 02, 03, 04, 05, 06" in text
     assert "Acceptance length unknown: not measured (stage 06 measures it)" in text
     assert "Unknown: no stage has been timed" in text
@@ -275,7 +282,8 @@ def test_empty_run_says_unknown_and_invents_nothing(tmp_path: Path) -> None:
 def test_every_fact_may_be_missing_or_nonsense(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path / "local", {key: fact for key, fact in FACTS.items() if key != name})
     assert report.build(run, tmp_path / "reports").exists()
-    for odd in (None, float("nan"), float("inf"), "text", [], {"a": 1}, True, -1, 10**400):
+    values: tuple[Any, ...] = (None, float("nan"), float("inf"), "text", [], {"a": 1}, True, -1, 10**400)
+    for odd in values:
         facts = json.loads((run / "facts.json").read_text())
         facts[name] = {"value": odd, "unit": "share", "stage": "06_stage", "source": None}
         write(run, "facts.json", facts)
@@ -283,7 +291,10 @@ def test_every_fact_may_be_missing_or_nonsense(tmp_path: Path, name: str) -> Non
         assert len(report.summary_lines(run)) == 10
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", '{"x": 1}', '{"sizes": "abc", "slots": [1], "ties": 3}', "\ud800".encode("utf-8", "surrogatepass")])
+ODD_FILES = ("", "{", "[]", "null", "3", '{"x": 1}', '{"sizes": "abc", "slots": [1], "ties": 3}', b"\xed\xa0\x80")
+
+
+@pytest.mark.parametrize("content", ODD_FILES)
 def test_damaged_files_do_not_stop_it(run: Path, content: str | bytes) -> None:
     for path in sorted(run.rglob("*.json*")):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -364,10 +375,10 @@ def test_huge_pictures_are_left_out_largest_first(run: Path) -> None:
 
 
 def test_size_is_kept_without_any_picture(run: Path) -> None:
-    long = "<&\"'>" * 50_000
+    long = "<&\"'>" * 1000
     facts = {f"f{i}.{long[:300]}": {"value": long, "unit": "", "stage": f"0{i % 7}_x", "source": long} for i in range(3000)}
     write(run, "facts.json", facts)
-    write(run, "failure.json", {"stage": long, "message": long * 10})
+    write(run, "failure.json", {"stage": long, "message": long * 100})
     tie = {"prompt_id": long[:5000], "position": 1, "expected": long[:5000], "got": long[:5000]}
     write(run, "eval/lossless.json", {"ties": [tie] * 2000, "differences": [tie] * 2000})
     write(run, "params/06_stage.json", [dict.fromkeys(FIELDS, long[:9000]) | {"name": f"{i}{long[:900]}"} for i in range(900)])
@@ -439,7 +450,7 @@ def test_training_is_checked(run: Path, log: str, wanted: str) -> None:
 def test_missing_run_is_an_error(tmp_path: Path) -> None:
     for call in (report.build, lambda root, _: report.summary_lines(root)):
         with pytest.raises(KitError, match="there is no such run"):
-            call(tmp_path / "nothing", tmp_path)  # type: ignore[operator]
+            call(tmp_path / "nothing", tmp_path)
 
 
 def test_compare(run: Path, tmp_path: Path) -> None:
@@ -468,6 +479,7 @@ def test_index_lists_reports(run: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "index")
     report.build(tmp_path / "runs" / "index", folder)
     write(folder, "a b#.html", "<p>something else</p>")
+    report.index(folder)
     page = (folder / "index.html").read_text()
     assert_safe(page)
     assert 'href="local.html"' in page and 'href="index_run.html"' in page and 'href="a%20b%23.html"' in page
@@ -485,6 +497,8 @@ def test_real_pictures_fit(run: Path) -> None:
 
 
 def test_imports_nothing_slow() -> None:
-    code = "import sys, eagle3kit.report; print([m for m in ('matplotlib', 'IPython', 'ipywidgets', 'torch') if m in sys.modules])"
+    code = (
+        "import sys, eagle3kit.report; print([m for m in ('matplotlib', 'IPython', 'ipywidgets', 'torch') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

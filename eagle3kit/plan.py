@@ -1,0 +1,689 @@
+"""What a run will cost before it runs: tokens, bytes, memory, minutes, money.
+
+Every number is an `Estimate`: its value, its unit, and how it was reached. Three kinds of numbers come out of this:
+
+* counted: prompts, bytes a token, parameters. These are right.
+* expected: tokens, and with them steps and disk, from assumed lengths of prompts and answers, with the most it can be beside it.
+* guessed: minutes, and money from them. On a CPU from rates measured here, scaled by size; on a GPU from bandwidth and arithmetic
+  (`decode_step_s`, `training_flops`), good to a factor of two or so. They are labelled rough, and what cannot be said is unknown.
+
+The rates and sizes of machines are data: `presets/hardware.json`. A machine is added there, and to the choices of `hardware`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle3kit import layers
+from eagle3kit.data import load_prompts
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.rundir import total_bytes
+from eagle3kit.target import PRESETS, SMOLLM2, Target, dtype_bytes
+
+DISK_LIMIT = 0.9
+"""A run must not leave the disk fuller than this: file systems slow down, and other users of it fail."""
+
+CHARACTERS_PER_TOKEN, TEMPLATE_TOKENS = 4.0, 32
+"""Assumed for prompts that are not tokenised yet: English text, and a chat template with a system turn."""
+
+PROMPT_TOKENS, ANSWER_TOKENS = 200, 1800
+"""Assumed where prompts are not read yet, and for answers that may be longer: a thinking model's answer to a common question."""
+
+GPU_BANDWIDTH_SHARE, GPU_SECONDS_PER_LAYER = 0.7, 0.13e-3
+"""Decoding on GPUs: share of the bandwidth that is reached, and time a layer that no bandwidth shortens (all-reduces, launches).
+Fitted to published figures of this model family on 8x RTX PRO 6000 (see the tests): four loads, each within 30 %."""
+
+GPU_COMPUTE_SHARE = 0.25
+"""Share of the dense bf16 peak that prefill and training are assumed to reach."""
+
+DISK_GB_S = 1.0
+"""Assumed write speed for hidden states, which bounds extraction on fast GPUs."""
+
+
+class Estimate(NamedTuple):
+    """One number of a plan.
+
+    Attributes:
+        value: the number or text; None when it is unknown.
+        unit: its unit.
+        how: how it was reached, with every assumption.
+    """
+
+    value: float | int | str | None
+    unit: str
+    how: str
+
+    @property
+    def text(self) -> str:
+        """For a table, with a scale that suits the size: `117 GB`, `1.2 M tokens`, `unknown`."""
+        if self.value is None or isinstance(self.value, str):
+            return self.value or "unknown"
+        if self.unit == "bytes":
+            return _bytes(self.value)
+        if self.unit == "share":
+            return f"{self.value:.1%}"
+        if self.unit == "min" and self.value >= 120:
+            return f"{self.value / 60:,.1f} h"
+        if self.unit == "FLOP":
+            return f"{self.value:.2g} FLOP"
+        if self.value >= 1e5:
+            return f"{_scaled(self.value, ('', 'k', 'M', 'G', 'T'))} {self.unit}".strip()
+        return (
+            f"{self.value:,.4g} {self.unit}".strip() if isinstance(self.value, float) else f"{self.value:,} {self.unit}".strip()
+        )
+
+
+def _bytes(value: float) -> str:
+    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    step = 0
+    while value >= 1000 and step < len(units) - 1:
+        value, step = value / 1000, step + 1
+    return f"{value:.3g} {units[step]}".strip()
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of machine.
+
+    Attributes:
+        name: its key in `presets/hardware.json`, a choice of the parameter `hardware`.
+        label: its name for people.
+        memory_gb: of one GPU, in units of 1e9 bytes; None on a CPU, where this machine's own memory counts.
+        bandwidth_gb_s: of one GPU's memory.
+        link, link_gb_s: between GPUs, in words and as one GPU's bandwidth.
+        bf16_tflops: dense peak of one GPU.
+        compute: CUDA compute capability.
+        rates: measured rates, of a CPU only.
+        server_start_s: start of a server without loading weights.
+        load_gb_s: assumed speed of loading weights.
+        source: where the numbers come from.
+    """
+
+    name: str
+    label: str
+    memory_gb: float | None
+    bandwidth_gb_s: float | None
+    link: str
+    link_gb_s: float | None
+    bf16_tflops: float | None
+    compute: float | None
+    rates: Mapping[str, Any]
+    server_start_s: float
+    load_gb_s: float | None
+    source: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it has GPUs."""
+        return self.memory_gb is not None
+
+
+def hardware_presets() -> dict[str, Hardware]:
+    """Every known machine by name, read from `presets/hardware.json`."""
+    presets = json.loads((PRESETS / "hardware.json").read_text(encoding="utf-8"))
+    known = set(Hardware.__dataclass_fields__)
+    return {
+        name: Hardware(
+            name=name, rates={k: v for k, v in p.items() if k not in known}, **{k: v for k, v in p.items() if k in known}
+        )
+        for name, p in presets.items()
+    }
+
+
+# ---- tokens
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How much there is to do.
+
+    Attributes:
+        train_prompts, heldout_prompts: conversations.
+        train_tokens, heldout_tokens: their tokens, prompt and answer.
+        answer_tokens: tokens that the target writes, of both.
+        most_tokens: the most that both can be; equal to `tokens` when they are counted.
+        how: counted, or the assumptions.
+    """
+
+    train_prompts: int
+    heldout_prompts: int
+    train_tokens: int
+    heldout_tokens: int
+    answer_tokens: int
+    most_tokens: int
+    how: str
+
+    @property
+    def prompts(self) -> int:
+        """Conversations in all."""
+        return self.train_prompts + self.heldout_prompts
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all: every one of them gets a hidden state."""
+        return self.train_tokens + self.heldout_tokens
+
+
+def workload(params: Params, train_prompts: int | None = None) -> Workload:
+    """The work that the parameters ask for, before anything is tokenised.
+
+    The built-in prompts and local files are read. A hub data set is not: there the lengths are assumed too, and
+    `data_train_prompts` must say how many.
+
+    Args:
+        params: `data_source`, the numbers of prompts, the longest answer and conversation.
+        train_prompts: reckon with so many training prompts of assumed length, whatever the source has.
+
+    Raises:
+        KitError: the number of prompts cannot be known, or the prompts cannot be read.
+    """
+    longest, most = params.data_seq_length, params.data_max_response_tokens
+    answer = min(most, ANSWER_TOKENS)
+    path = Path(params.data_source).expanduser()
+    local = params.data_source == "builtin" or path.exists() or path.suffix in (".jsonl", ".json")
+    if train_prompts is not None or not local:
+        train = train_prompts or params.data_train_prompts
+        if not train:
+            raise KitError(
+                f"how many prompts data_source {params.data_source} has is not known before it is downloaded",
+                seen="data_train_prompts: 0",
+                wanted="a number",
+                fix="set data_train_prompts",
+            )
+        heldout = params.data_heldout_prompts or round(train * params.data_heldout_share / (1 - params.data_heldout_share))
+        each, n = min(longest, PROMPT_TOKENS + answer), train + heldout
+        how = f"expected: prompts of {PROMPT_TOKENS} and answers of {answer} tokens assumed"
+        return Workload(train, heldout, train * each, heldout * each, n * answer, n * longest, how)
+    tokens, count, answers, upper = {"train": 0, "heldout": 0}, {"train": 0, "heldout": 0}, 0, 0
+    for prompt in load_prompts(params)[0]:
+        asked = math.ceil(sum(len(text) for _, text in prompt.turns) / CHARACTERS_PER_TOKEN) + TEMPLATE_TOKENS
+        count[prompt.split] += 1
+        tokens[prompt.split] += min(longest, asked + prompt.users * answer)
+        upper += min(longest, asked + prompt.users * most)
+        answers += prompt.users * answer
+    how = f"expected: {CHARACTERS_PER_TOKEN:g} characters a token, {TEMPLATE_TOKENS} tokens of template, answers of {answer} assumed"
+    return Workload(count["train"], count["heldout"], tokens["train"], tokens["heldout"], answers, upper, how)
+
+
+# ---- sizes
+
+
+def bytes_per_token(target: Target, n_aux: int, dtype: str) -> int:
+    """Bytes of a token's hidden states: hidden x (n_aux auxiliary layers + the last one) x bytes of the number type.
+
+    Kimi-K2.5 with three auxiliary layers in bfloat16: 7168 x 4 x 2 = 57,344.
+    """
+    return target.hidden_size * (n_aux + 1) * _served_bytes(target, dtype)
+
+
+def _served_bytes(target: Target, dtype: str) -> int:
+    """Bytes of a number in the type that the target is served in."""
+    return dtype_bytes(target.dtype or "bfloat16" if dtype == "auto" else dtype)
+
+
+def drafter_shape(params: Params, target: Target) -> tuple[dict[str, int], str]:
+    """Heads, widths and vocabulary of the drafter as far as the plan needs them, and where they come from.
+
+    Parameters that are 0 are filled in from the target: its heads, its MLP width, its full vocabulary. For an MLA target, whose
+    heads have another shape, a head is 128 wide as in every published drafter of this family.
+    """
+    heads = params.drafter_heads or target.heads
+    shape = {
+        "heads": heads,
+        "kv_heads": params.drafter_kv_heads or min(heads, target.kv_heads),
+        "head_dim": params.drafter_head_dim or (128 if target.mla else target.head_dim),
+        "intermediate": params.drafter_intermediate_size or target.intermediate_size,
+        "vocab": params.draft_vocab_size or target.vocab_size,
+        "layers": params.drafter_layers,
+        "aux": len(params.aux_layers) or 3,
+    }
+    return shape, "from the parameters, and from the target where they are 0"
+
+
+def drafter_parameters(target: Target, shape: Mapping[str, int], *, norm_before_fc: bool = True) -> dict[str, int]:
+    """Parameters of an EAGLE-3 drafter by group.
+
+    Layout (speculators, vLLM): `fc [h, aux*h]`; the first layer's `q_proj [heads*d, 2h]`, `k_proj` and `v_proj [kv*d, 2h]` (its
+    input is the token's embedding beside the state), `o_proj [h, heads*d]`; `gate, up [i, h]`, `down [h, i]`; norms of width h
+    (two of the input and one before the MLP, the last one) and one of width aux*h when `norm_before_fc`; `lm_head [draft, h]`;
+    `embed_tokens [vocab, h]`. Further layers take h, not 2h, and two norms.
+
+    Args:
+        target: gives h and vocab.
+        shape: `heads`, `kv_heads`, `head_dim`, `intermediate`, `vocab`, `layers`, `aux`; see `drafter_shape`.
+        norm_before_fc: whether the joined auxiliary states are normalised first.
+
+    Returns:
+        `{"fc", "attention", "mlp", "norms", "lm_head", "embed_tokens"}`. The trainer keeps the last two frozen: they are copies
+        of the target's.
+    """
+    h, n = target.hidden_size, shape["layers"]
+    queries, keys = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
+    first, further = (width * (queries + 2 * keys) + queries * h for width in (2 * h, h))
+    return {
+        "fc": shape["aux"] * h * h,
+        "attention": first + (n - 1) * further,
+        "mlp": n * 3 * h * shape["intermediate"],
+        "norms": 4 * h + (n - 1) * 2 * h + (shape["aux"] * h if norm_before_fc else 0),
+        "lm_head": shape["vocab"] * h,
+        "embed_tokens": target.vocab_size * h,
+    }
+
+
+def training_flops(parameters: Mapping[str, int], ttt_steps: int) -> int:
+    """Arithmetic of training on one token, attention scores left out.
+
+    A trained matrix of p parameters costs 6p (2p forward, 4p backward), a frozen one that gradients pass through 4p, a frozen one
+    without gradient 2p (6p: Kaplan et al., arXiv 2001.08361, section 2.1). `fc` runs once a token, the layer and the frozen
+    `lm_head` once a TTT step, the target's own `lm_head` once a token, for the targets.
+    """
+    once = 6 * parameters["fc"] + 2 * parameters["lm_head"]
+    a_step = 6 * (parameters["attention"] + parameters["mlp"]) + 4 * parameters["lm_head"]
+    return once + ttt_steps * a_step
+
+
+# ---- speed
+
+
+def experts_touched(experts: int, per_token: int, tokens: float) -> float:
+    """Distinct experts that `tokens` tokens visit in one layer under uniform routing: E (1 - (1 - K/E)^t).
+
+    384 experts, 8 a token: 8, 15.8, 31, 59.5, 109.8 for 1, 2, 4, 8, 16 tokens. Routing of consecutive tokens is correlated, so
+    the true number is lower.
+    """
+    untouched: float = (1 - per_token / experts) ** tokens
+    return experts * (1 - untouched)
+
+
+def step_bytes(target: Target, tokens: float, dtype: str = "auto") -> float:
+    """Bytes of weights that one decode step of `tokens` tokens reads: all of them, but of the routed experts only those touched.
+
+    `embed_tokens` is left out: a row a token is read, unless it is also the `lm_head`.
+    """
+    counts = target.parameters
+    plain = _served_bytes(target, dtype)
+    total = 0.0
+    for group, count in counts.items():
+        q = target.quantization if target.quantization and group in target.quantization.parts else None
+        size = count * ((q.bits + q.overhead_bits) / 8 if q else plain)
+        if group == "routed experts" and target.moe:
+            size *= experts_touched(target.moe.experts, target.moe.experts_per_token, tokens) / target.moe.experts
+        if group == "embed_tokens" and not target.tie_word_embeddings:
+            size = 0.0
+        total += size
+    return total
+
+
+def active_parameters(target: Target) -> int:
+    """Parameters that one token passes through (an embedding row is a look-up, not a product)."""
+    counts = dict(target.parameters)
+    if target.moe:
+        counts["routed experts"] = counts["routed experts"] * target.moe.experts_per_token // target.moe.experts
+    if not target.tie_word_embeddings:
+        counts["embed_tokens"] = 0
+    return sum(counts.values())
+
+
+def decode_step_s(target: Target, hardware: Hardware, gpus: int, streams: int, dtype: str = "auto") -> float | None:
+    """Rough seconds of one decode step with `streams` requests on `gpus` GPUs of one server; None on a CPU.
+
+    Weights read over the joint bandwidth, of which `GPU_BANDWIDTH_SHARE` is reached, and `GPU_SECONDS_PER_LAYER` a layer.
+    """
+    if hardware.bandwidth_gb_s is None:
+        return None
+    bandwidth = hardware.bandwidth_gb_s * 1e9 * gpus * GPU_BANDWIDTH_SHARE
+    return step_bytes(target, streams, dtype) / bandwidth + target.n_layers * GPU_SECONDS_PER_LAYER
+
+
+def generation_rate(target: Target, hardware: Hardware, params: Params, streams: int) -> tuple[float, str]:
+    """Tokens a second that the target writes with `streams` requests in flight, and how that is known."""
+    step = decode_step_s(target, hardware, params.serve_tensor_parallel, streams, params.target_dtype)
+    if step is not None:
+        how = f"rough: {GPU_BANDWIDTH_SHARE:.0%} of the bandwidth and {GPU_SECONDS_PER_LAYER * 1e3:g} ms a layer"
+        return streams / step, f"{how}, {streams} streams, {params.serve_tensor_parallel} x {hardware.label}"
+    known = {int(k): float(v) for k, v in hardware.rates["generate_tokens_per_s"].items()}
+    rate = _interpolated(known, streams) * _cpu_scale(target, hardware)
+    return rate, f"{rate:.3g} tokens/s at {streams} streams, scaled by size from rates {hardware.source}"
+
+
+def _cpu_scale(target: Target, hardware: Hardware) -> float:
+    """Rates fall in proportion to the size; a smaller model is not taken to be faster, its steps are all overhead."""
+    return min(1.0, int(hardware.rates["rates_for_parameters"]) / active_parameters(target))
+
+
+def _interpolated(known: Mapping[int, float], x: float) -> float:
+    """Between the known points straight over log x; beyond them the nearest one."""
+    points = sorted(known.items())
+    if x <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * math.log(x / x0) / math.log(x1 / x0)
+    return points[-1][1]
+
+
+def _extraction_rate(target: Target, hardware: Hardware, params: Params, per_token: int) -> tuple[float, str]:
+    if hardware.bf16_tflops is None:
+        rate = hardware.rates["extract_tokens_per_s"] * _cpu_scale(target, hardware)
+        return rate, f"{rate:.3g} tokens/s, scaled by size from rates {hardware.source}"
+    compute = hardware.bf16_tflops * 1e12 * GPU_COMPUTE_SHARE * params.serve_tensor_parallel / (2 * active_parameters(target))
+    disk = DISK_GB_S * 1e9 / per_token
+    if disk < compute:
+        return disk, f"rough: bound by writing, {DISK_GB_S:g} GB/s assumed"
+    return compute, f"rough: {GPU_COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s a GPU"
+
+
+def _training_rate(hardware: Hardware, params: Params) -> tuple[float, str]:
+    """FLOP/s of training."""
+    if hardware.bf16_tflops is None:
+        return hardware.rates["train_gflops"] * 1e9, f"{hardware.rates['train_gflops']} GFLOP/s {hardware.source}"
+    rate = hardware.bf16_tflops * 1e12 * GPU_COMPUTE_SHARE * params.train_processes
+    return rate, f"rough: {GPU_COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s, {params.train_processes} processes"
+
+
+# ---- the plan
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system that a run writes to, in bytes: what is used, what this user may still write."""
+
+    used: int
+    free: int
+
+    @staticmethod
+    def of(folder: Path) -> Disk:
+        """Of the nearest existing folder at or above `folder`."""
+        usage = shutil.disk_usage(_existing(folder))
+        return Disk(usage.used, usage.free)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's cost before it runs. Made by `plan`.
+
+    Attributes:
+        params, target, work, hardware: what it was made from.
+        items: every estimate by name, in the order of the table.
+        disk: the file system of `runs_dir`.
+    """
+
+    params: Params
+    target: Target
+    work: Workload
+    hardware: Hardware
+    items: dict[str, Estimate]
+    disk: Disk
+
+    def __getitem__(self, name: str) -> Estimate:
+        return self.items[name]
+
+    def value(self, name: str) -> float:
+        """The number of an estimate.
+
+        Raises:
+            TypeError: it is text, or unknown.
+        """
+        value = self.items[name].value
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name} is not a number: {value}")
+        return value
+
+    def rows(self) -> list[dict[str, str]]:
+        """Rows `{"what", "value", "how"}` for a table."""
+        return [{"what": name, "value": item.text, "how": item.how} for name, item in self.items.items()]
+
+    def problems(self) -> list[KitError]:
+        """What stands against the plan, each with what would mend it; empty when nothing does."""
+        return [problem for problem in (self._memory_problem(), self._disk_problem()) if problem is not None]
+
+    def check(self) -> None:
+        """Stop here if the plan cannot work.
+
+        Raises:
+            KitError: the target's weights do not fit in memory, or the disk would be more than 90 % full afterwards.
+        """
+        for problem in self.problems():
+            raise problem
+
+    def _memory_problem(self) -> KitError | None:
+        if self["memory.fits"].value != "no":
+            return None
+        weights, room = self.value("target.weights"), self.value("memory.for_target")
+        p, h = self.params, self.hardware
+        if h.memory_gb is None:
+            return KitError(
+                f"the weights of {self.target.name} do not fit in this machine's memory",
+                seen=f"{_bytes(weights)} of weights",
+                wanted=f"at most {_bytes(room)} beside the KV cache",
+                fix=f"set target_model: smollm2-135m or tiny-kimi-k2.5, or run {self.target.name} on GPUs",
+            )
+        per_gpu = h.memory_gb * 1e9 * p.serve_gpu_memory_utilization
+        needed = math.ceil(weights / per_gpu)
+        spread = next((n for n in (1, 2, 4, 8, 16, 32, 64) if n >= needed), needed)
+        remedy = f"set serve_tensor_parallel: {spread}"
+        if spread > p.gpu_count:
+            bigger = sorted(
+                x.name for x in hardware_presets().values() if (x.memory_gb or 0) * 1e9 * p.gpu_count * 0.9 >= weights
+            )
+            remedy = f"take a machine with {spread} of these GPUs (gpu_count, serve_tensor_parallel)"
+            remedy += f", or {p.gpu_count} of hardware {', '.join(bigger)}" if bigger else ""
+        return KitError(
+            f"the weights of {self.target.name} do not fit in the memory of {p.serve_tensor_parallel} x {h.label}",
+            seen=f"{weights / 1e9:.1f} GB of weights",
+            wanted=f"at most {room / 1e9:.1f} GB (serve_tensor_parallel {p.serve_tensor_parallel}, "
+            f"serve_gpu_memory_utilization {p.serve_gpu_memory_utilization:g})",
+            fix=remedy,
+        )
+
+    def _disk_problem(self) -> KitError | None:
+        need, share = self.value("disk.needed"), self.value("disk.share")
+        if share <= DISK_LIMIT or need < 0.1 * self.disk.free:  # a full disk is no reason to refuse a run that hardly adds to it
+            return None
+        p, states = self.params, self.value("hidden_states.bytes")
+        # What the states may take at most: the limit, less what is used and what else the run writes.
+        room = states + DISK_LIMIT * (self.disk.used + self.disk.free) - (self.disk.used + need)
+        fits = math.floor(room / states * self.work.prompts) - self.work.heldout_prompts
+        remedy = f"set runs_dir to a disk with {_bytes(need / DISK_LIMIT)} free"
+        if fits >= 1:
+            remedy += f", or data_train_prompts: {fits}"
+            shorter = math.floor(p.data_seq_length * room / states)
+            if shorter > p.data_max_response_tokens:
+                remedy += f", or data_seq_length: {shorter}"
+        return KitError(
+            f"the disk of runs_dir would be {min(share, 9.99):.0%} full",
+            seen=f"{self['disk.needed'].text} needed, {self['disk.free'].text} free",
+            wanted=f"at most {DISK_LIMIT:.0%} full",
+            fix=remedy,
+        )
+
+
+def plan(params: Params, target: Target, work: Workload | int | None = None, disk: Disk | None = None) -> Plan:
+    """Reckon a run before it runs.
+
+    Args:
+        params: the parameters.
+        target: from `target.describe`.
+        work: what was counted; or a number of training prompts, of assumed length; or None for what the parameters ask for.
+        disk: the file system; by default the one of `runs_dir`.
+
+    Raises:
+        KitError: the number of prompts cannot be known, or `aux_layers` does not fit the target. Whether the run fits the
+            machine is `Plan.check`'s business.
+    """
+    p = params
+    if not isinstance(work, Workload):
+        work = workload(p, work)
+    disk = disk or Disk.of(Path(p.runs_dir))
+    hardware = hardware_presets()[p.hardware]
+    items = {
+        "prompts": Estimate(work.prompts, "prompts", f"{work.train_prompts} to train on, {work.heldout_prompts} held out"),
+        "tokens": Estimate(work.tokens, "tokens", f"{work.how}; cut at data_seq_length ({p.data_seq_length})"),
+    }
+    items |= _sizes(p, target, work, disk)
+    items |= _minutes(p, target, work, hardware)
+    items |= _memory(p, target, hardware)
+    items["money"] = _money(p, items["minutes.total"])
+    return Plan(p, target, work, hardware, items, disk)
+
+
+def _aux_layers(p: Params, target: Target) -> tuple[int, ...]:
+    return layers.check(p.aux_layers, target.n_layers) if p.aux_layers else layers.default_aux_layers(target.n_layers)
+
+
+def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, Estimate]:
+    """Bytes of everything that is written, against the disk; parameters of the drafter."""
+    n_aux = len(_aux_layers(p, target))
+    shape, how = drafter_shape(p, target)
+    counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc)
+    total = sum(counts.values())
+    trained = total - counts["lm_head"] - counts["embed_tokens"]
+    per_token = bytes_per_token(target, n_aux, p.target_dtype)
+    states, there = work.tokens * per_token, _existing_states(p)
+    saves = math.ceil(p.train_epochs / p.train_save_every)
+    checkpoints = saves * (2 * total + 4 * trained)
+    download, download_how, same_disk = _download(p, target)
+    need = max(0, states - there) + checkpoints + (download if same_disk else 0)
+    parts = "hidden states + checkpoints" + (" + download" if download and same_disk else "")
+    return {
+        "hidden_states.bytes_per_token": Estimate(
+            per_token, "bytes", f"{target.hidden_size} wide x ({n_aux} auxiliary layers + the last), number type {p.target_dtype}"
+        ),
+        "hidden_states.bytes": Estimate(states, "bytes", "expected: tokens x bytes per token"),
+        "hidden_states.at_most": Estimate(
+            work.most_tokens * per_token, "bytes", "every answer as long as data_max_response_tokens and data_seq_length allow"
+        ),
+        "checkpoints.bytes": Estimate(checkpoints, "bytes", f"{saves} checkpoints: weights and AdamW's two moments in bfloat16"),
+        "download.bytes": Estimate(download, "bytes", download_how),
+        "disk.needed": Estimate(need, "bytes", parts + (f"; {_bytes(there)} of the states are there already" if there else "")),
+        "disk.free": Estimate(disk.free, "bytes", f"file system of runs_dir ({p.runs_dir})"),
+        "disk.share": Estimate(
+            (disk.used + need) / max(1, disk.used + disk.free), "share", "of that file system in use after the run"
+        ),
+        "drafter.trained_parameters": Estimate(trained, "parameters", f"fc, attention, MLP, norms; shape {how}"),
+        "drafter.parameters": Estimate(total, "parameters", f"and lm_head ({shape['vocab']} tokens) and embeddings, both frozen"),
+        "drafter.bytes": Estimate(2 * total, "bytes", "in bfloat16"),
+    }
+
+
+def _existing_states(p: Params) -> int:
+    """Bytes of hidden states that an earlier start of this run has already written."""
+    try:
+        return total_bytes((Path(p.runs_dir) / p.run_name / "hidden_states").glob("*.safetensors"))
+    except OSError:
+        return 0
+
+
+def _download(p: Params, target: Target) -> tuple[int, str, bool]:
+    """Bytes that vLLM still has to download, where they go, and whether that is the disk of `runs_dir`."""
+    if "/" not in target.source or target.source.startswith("/") or target.name == SMOLLM2:
+        return 0, "the target is on this machine, or is made here", False
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    blobs = cache / f"models--{target.source.replace('/', '--')}" / "blobs"
+    try:
+        have = total_bytes(file for file in blobs.iterdir() if file.is_file())
+    except OSError:
+        have = 0
+    left = max(0, target.weight_bytes()[0] - have)
+    same = _existing(cache).stat().st_dev == _existing(Path(p.runs_dir)).stat().st_dev
+    return left, f"weights of {target.source} to {cache}" + (", the same disk" if same else ", another disk"), same
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest existing folder at or above `folder`."""
+    return next((path for path in (folder.resolve(), *folder.resolve().parents) if path.exists()), Path("/"))
+
+
+def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> dict[str, Estimate]:
+    """Steps, arithmetic and time."""
+    shape, _ = drafter_shape(p, target)
+    per_token = bytes_per_token(target, shape["aux"], p.target_dtype)
+    passes = work.train_tokens * p.train_epochs
+    steps = p.train_epochs * math.ceil(work.train_tokens / (p.train_pack_tokens * p.train_processes))
+    flops = training_flops(drafter_parameters(target, shape), p.train_ttt_steps) * passes
+    loading = target.weight_bytes(p.target_dtype)[0] / (hardware.load_gb_s * 1e9) if hardware.load_gb_s else 0.0
+    start = hardware.server_start_s + loading
+
+    answer_rate, answer_how = generation_rate(target, hardware, p, min(p.data_concurrency, p.serve_max_num_seqs))
+    extract_rate, extract_how = _extraction_rate(target, hardware, p, per_token)
+    answering = work.answer_tokens / answer_rate + max(0, work.tokens - work.answer_tokens) / extract_rate
+    extracting = work.tokens / extract_rate
+    train_rate, train_how = _training_rate(hardware, p)
+    training = flops / train_rate
+
+    asked = min(p.eval_prompts or work.heldout_prompts, work.heldout_prompts)
+    few = min(p.eval_speed_prompts, asked)
+    eval_rate, _ = generation_rate(target, hardware, p, min(p.eval_concurrency, p.serve_max_num_seqs))
+    speed_rate, _ = generation_rate(target, hardware, p, p.eval_speed_concurrency)
+    answer = min(p.eval_max_tokens, ANSWER_TOKENS)
+    one = answer * (asked / eval_rate + p.eval_repeats * few / speed_rate) + start
+    total = start + answering + extracting + training + 3 * one + 120
+    return {
+        "train.token_passes": Estimate(passes, "tokens", f"training tokens x {p.train_epochs} epochs"),
+        "train.steps": Estimate(
+            steps, "steps", f"packs of {p.train_pack_tokens} tokens filled to the end, {p.train_processes} process(es)"
+        ),
+        "train.flops": Estimate(
+            flops, "FLOP", f"{p.train_ttt_steps} TTT steps of 6 x trained parameters + 4 x frozen lm_head a token, fc once"
+        ),
+        "server.starts": Estimate(
+            4, "starts", f"one that answers and extracts, then none, ngram and eagle3 in turn; about {start:,.0f} s each"
+        ),
+        "minutes.answers": Estimate(answering / 60, "min", answer_how),
+        "minutes.hidden_states": Estimate(
+            extracting / 60, "min", f"at most, {extract_how}; states captured while answering are taken over"
+        ),
+        "minutes.training": Estimate(training / 60, "min", train_how),
+        "minutes.evaluation": Estimate(
+            3 * one / 60,
+            "min",
+            f"3 contestants: {asked} prompts at {p.eval_concurrency} streams, {p.eval_repeats} x {few} prompts at "
+            f"{p.eval_speed_concurrency}, answers of {answer} tokens, no gain from speculation counted",
+        ),
+        "minutes.total": Estimate(total / 60, "min", "at most: the above, the first server's start, and 2 min for the rest"),
+    }
+
+
+def _memory(p: Params, target: Target, hardware: Hardware) -> dict[str, Estimate]:
+    """The target's weights against the memory of the GPUs that one server has, or of this machine."""
+    weights, weights_how = target.weight_bytes(p.target_dtype)
+    room: int | None
+    if hardware.memory_gb is not None:
+        room = int(hardware.memory_gb * 1e9 * p.serve_tensor_parallel * p.serve_gpu_memory_utilization)
+        how = f"{p.serve_tensor_parallel} of {p.gpu_count} x {hardware.label}, {hardware.memory_gb:g} GB each, of which "
+        how += f"{p.serve_gpu_memory_utilization:.0%}"
+    else:
+        try:
+            room = int(0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - p.serve_kv_cache_gb * 1e9)
+        except (OSError, ValueError):
+            room = None
+        how = f"90 % of this machine's memory, less the KV cache ({p.serve_kv_cache_gb:g} GB)"
+    left = None if room is None else room - weights
+    fits = None if left is None else "yes" if left >= 0 else "no"
+    rest = "" if left is None else f"; {abs(left) / 1e9:,.1f} GB {'are left' if left >= 0 else 'are missing'}"
+    return {
+        "target.weights": Estimate(weights, "bytes", weights_how),
+        "memory.for_target": Estimate(room, "bytes", how),
+        "memory.fits": Estimate(fits, "", f"the target's weights in that memory{rest}"),
+    }
+
+
+def _money(p: Params, minutes: Estimate) -> Estimate:
+    if not p.gpu_price_per_hour or not p.gpu_count or not isinstance(minutes.value, float):
+        return Estimate(None, "US$", "gpu_price_per_hour or gpu_count is 0")
+    hours = minutes.value / 60
+    how = f"rough: {hours:.1f} h x {p.gpu_count} GPUs x {p.gpu_price_per_hour:g} US$, download not counted"
+    return Estimate(round(hours * p.gpu_count * p.gpu_price_per_hour, 2), "US$", how)

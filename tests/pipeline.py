@@ -1,0 +1,92 @@
+"""Helpers that run the real pipeline as a user would, as a process of its own, and look at what is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+
+
+class Pipeline:
+    """One run of `eagle3kit run` with a params file of its own."""
+
+    def __init__(self, folder: Path, params: str) -> None:
+        self.folder = folder
+        self.file = folder / "test.yaml"
+        self.file.write_text(params)
+        self.root = folder / "runs" / "test"
+        self.output = folder / "output.log"
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start it and return at once."""
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "eagle3kit.cli", "run", str(self.file), *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,
+                env={**os.environ, "EAGLE3KIT_TEST": str(self.folder)},
+            )
+
+    def run(self, *options: str, timeout_s: float = 900) -> tuple[int, str]:
+        """Run it to its end. Returns the exit status and what this run printed."""
+        before = self.output.stat().st_size if self.output.exists() else 0
+        status = self.start(*options).wait(timeout_s)
+        return status, self.output.read_bytes()[before:].decode(errors="replace")
+
+    def interrupt(self, when: Callable[[], bool], number: int = signal.SIGKILL, timeout_s: float = 400) -> int:
+        """Start it, wait until `when` holds, and send a signal to it alone. Returns its exit status."""
+        process = self.start()
+        wait_for(lambda: when() or process.poll() is not None, timeout_s)
+        assert process.poll() is None, self.output.read_text()[-2000:]
+        process.send_signal(number)
+        return process.wait(60)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that some run of this pipeline started: the environment is inherited by all of it."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("EAGLE3KIT_TEST") == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def nothing_left(self, timeout_s: float = 30) -> bool:
+        """Whether every process has ended, now or soon."""
+        return wait_for(lambda: not self.processes(), timeout_s)
+
+    def facts(self) -> dict[str, Any]:
+        """The recorded facts, values only."""
+        return {name: fact["value"] for name, fact in json.loads((self.root / "facts.json").read_text()).items()}
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Rows of responses.jsonl that are whole."""
+        rows = []
+        path = self.root / "data" / "responses.jsonl"
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+
+def wait_for(holds: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until something holds; whether it did."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.2)
+    return holds()

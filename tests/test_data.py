@@ -1,0 +1,194 @@
+"""Prompts, responses, rows and masks."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3kit import data
+from eagle3kit.data import Prompt
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.rundir import Run
+
+
+def prompt(identity: str, users: int = 1, split: data.Split = "train") -> Prompt:
+    return Prompt(identity, "explain", split, tuple(("user", f"{identity} {i}") for i in range(users)))
+
+
+def answer(
+    identity: str, turn: int = 0, prompt_ids: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (7, 8, 9)
+) -> dict[str, Any]:
+    return {
+        "id": f"{identity}_gen{turn}",
+        "primary_id": identity,
+        "input_ids": [*prompt_ids, *generated],
+        "loss_mask": [0] * len(prompt_ids) + [1] * len(generated),
+    }
+
+
+def write_answers(run: Run, answers: list[dict[str, Any]], end: str = "\n") -> Path:
+    path = run.path("data", "responses.jsonl")
+    path.write_text("\n".join(json.dumps(row) for row in answers) + end)
+    return path
+
+
+def test_builtin_prompts_load_with_both_splits() -> None:
+    prompts, dropped = data.load_prompts(Params())
+    assert not dropped
+    assert sum(p.split == "train" for p in prompts) >= 600
+    assert sum(p.split == "heldout" for p in prompts) >= 80
+    assert [p.split for p in prompts] == sorted((p.split for p in prompts), reverse=True)
+
+
+def test_limits_take_the_first_ones() -> None:
+    prompts, _ = data.load_prompts(Params(data_train_prompts=5, data_heldout_prompts=2))
+    assert Counter(p.split for p in prompts) == {"train": 5, "heldout": 2}
+
+
+def source(tmp_path: Path, lines: list[bytes | dict[str, Any]]) -> Params:
+    path = tmp_path / "source.jsonl"
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return Params(data_source=str(path), data_heldout_share=0.25)
+
+
+def conversation(text: str) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "answer"}]}
+
+
+def test_a_local_source_is_split_and_its_bad_lines_counted(tmp_path: Path) -> None:
+    good: list[bytes | dict[str, Any]] = [conversation(f"question {i}") for i in range(20)]
+    bad: list[bytes | dict[str, Any]] = [
+        b"\xff\xfe",
+        b"{",
+        b"[]",
+        {"messages": "x"},
+        {"messages": [{"role": "assistant", "content": "a"}]},
+    ]
+    prompts, dropped = data.load_prompts(source(tmp_path, [*good, *bad, conversation("Question, 1!")]))
+    assert sum(dropped.values()) == 6
+    assert dropped["not UTF-8"] == 1
+    assert dropped["not JSON"] == 1
+    assert dropped["no conversations or messages list"] == 2
+    assert dropped["no user turn"] == 1
+    assert len(prompts) == 20
+    assert dropped["duplicate"] + dropped["also among the held-out prompts"] == 1
+
+
+def test_the_split_is_the_same_again_and_another_with_another_seed(tmp_path: Path) -> None:
+    params = source(tmp_path, [conversation(f"question {i}") for i in range(40)])
+    first, second = (data.load_prompts(params)[0] for _ in range(2))
+    assert first == second
+    assert data.load_prompts(params.replace(seed=1))[0] != first
+
+
+@pytest.mark.parametrize("lines", [[], [b"{"], [{"messages": []}]])
+def test_a_source_without_a_usable_prompt_is_an_error(tmp_path: Path, lines: list[bytes | dict[str, Any]]) -> None:
+    with pytest.raises(KitError, match="no .* prompt is left"):
+        data.load_prompts(source(tmp_path, lines))
+
+
+def test_a_missing_source_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KitError, match="cannot read"):
+        data.load_prompts(Params(data_source=str(tmp_path / "none.jsonl")))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(
+                lambda value: json.dumps({"messages": value, "conversations": value}).encode()
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_no_line_makes_a_traceback(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "x.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    rows, _ = data.read_conversations(path)
+    for row in rows:
+        data.turns_of(row)
+
+
+def test_turns_of_keeps_system_and_user_turns_in_either_form() -> None:
+    rows = [
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "tool", "content": "t"}]},
+        {"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, None, {"from": 3, "value": "x"}]},
+    ]
+    assert [data.turns_of(row) for row in rows] == [(("system", "s"), ("user", "u"))] * 2
+
+
+def test_repair_drops_half_a_line_and_a_conversation_cut_short(run: Run) -> None:
+    path = write_answers(run, [answer("a"), answer("b"), answer("b"), answer("c", 0)], end='\n{"id": "d_gen0", "prim')
+    data.repair_responses(path, [prompt("a"), prompt("b"), prompt("c", users=2), prompt("d")])
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a_gen0", "b_gen0"]
+
+
+def test_repair_keeps_a_conversation_that_the_tool_ended_early(run: Run) -> None:
+    path = write_answers(run, [answer("c", 0), answer("a")])
+    data.repair_responses(path, [prompt("a"), prompt("c", users=2)])
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_repair_leaves_a_whole_file_untouched(run: Run) -> None:
+    path = write_answers(run, [answer("a")])
+    before = path.stat().st_mtime_ns
+    data.repair_responses(path, [prompt("a")])
+    assert path.stat().st_mtime_ns == before
+
+
+def rows_of(run: Run, answers: list[dict[str, Any]], prompts: list[Prompt], captured: bool = True) -> list[data.Row]:
+    write_answers(run, answers)
+    return data.build_rows(run, prompts, Counter(), captured)
+
+
+def test_rows_come_in_the_order_of_the_prompts_training_first(run: Run) -> None:
+    prompts = [prompt("a"), prompt("b"), prompt("h", split="heldout")]
+    rows = rows_of(run, [answer("h"), answer("b"), answer("a")], prompts)
+    assert [(row.id, row.split) for row in rows] == [("a_gen0", "train"), ("b_gen0", "train"), ("h_gen0", "heldout")]
+    assert data.load_rows(run) == (rows, {})
+
+
+def test_the_mask_is_one_on_what_was_generated_and_the_unread_last_token_is_left_off(run: Run) -> None:
+    rows_of(run, [answer("a"), answer("h")], [prompt("a"), prompt("h", split="heldout")])
+    first = data.load_tokens(run)[0]
+    assert first["input_ids"].tolist() == [1, 2, 3, 7, 8]
+    assert first["loss_mask"].tolist() == [0, 0, 0, 1, 1]
+    assert int(first["seq_len"]) == 5
+
+
+def test_without_capture_the_whole_answer_is_kept(run: Run) -> None:
+    rows_of(run, [answer("a"), answer("h")], [prompt("a"), prompt("h", split="heldout")], captured=False)
+    assert data.load_tokens(run)[0]["input_ids"].tolist() == [1, 2, 3, 7, 8, 9]
+
+
+def test_every_prompt_is_kept_or_dropped_for_a_reason(run: Run) -> None:
+    prompts = [prompt("a"), prompt("long"), prompt("short"), prompt("mute"), prompt("h", split="heldout")]
+    answers = [answer("a"), answer("long", generated=(5,) * 300), answer("short", generated=(5, 6)), answer("h")]
+    rows = rows_of(run, answers, prompts)
+    _, dropped = data.load_rows(run)
+    assert dropped == {"longer than data_seq_length": 1, "fewer than 2 generated tokens": 1, "the target gave no answer": 1}
+    assert len(prompts) == len(rows) + sum(dropped.values())
+    assert {row["what"] for row in data.account(rows, dropped)} >= {"train rows", "heldout rows"}
+
+
+def test_no_row_of_a_split_is_an_error(run: Run) -> None:
+    with pytest.raises(KitError, match="no heldout row is left"):
+        rows_of(run, [answer("a")], [prompt("a"), prompt("h", split="heldout")])
+
+
+@pytest.mark.parametrize("masks", [[[0, 0, 0]], [[1, 1, 1]], [[]], []])
+def test_degenerate_masks_are_errors(masks: list[list[int]]) -> None:
+    with pytest.raises(KitError, match="degenerate"):
+        data.check_masks(masks)
+
+
+def test_share_of_supervised_tokens() -> None:
+    assert data.check_masks([[0, 1], [0, 0, 0, 1]]) == pytest.approx(1 / 3)

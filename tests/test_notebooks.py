@@ -1,0 +1,79 @@
+"""The notebooks as files: clean, inspectable, thin, and in agreement with the parameters."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pytest
+
+from eagle3kit.cli import STAGES
+from eagle3kit.params import SPECS, load_file
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_LINES = 6
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def code_cells(path: Path) -> list[tuple[str, str]]:
+    return [(cell["id"], "".join(cell["source"])) for cell in read(path)["cells"] if cell["cell_type"] == "code"]
+
+
+def parameters_cell(path: Path) -> str:
+    tagged = [cell for cell in read(path)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(tagged) == 1
+    return "".join(tagged[0]["source"])
+
+
+def test_every_stage_has_its_notebook_and_no_other() -> None:
+    assert [path.stem for path in NOTEBOOKS] == list(STAGES)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestNotebook:
+    def test_is_valid_and_stripped(self, path: Path) -> None:
+        nbformat.validate(nbformat.read(path, as_version=4))
+        cells = read(path)["cells"]
+        assert all(cell.get("id") for cell in cells)
+        assert len({cell["id"] for cell in cells}) == len(cells)
+        assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+    def test_code_is_thin(self, path: Path) -> None:
+        for identity, source in code_cells(path):
+            if source == parameters_cell(path):
+                continue
+            assert not re.search(r"^\s*(!|%|def |class |async def )", source, re.MULTILINE), identity
+            lines = [line for line in source.splitlines() if line.strip()]
+            assert len(lines) <= MAX_LINES, (identity, len(lines))
+
+    def test_prose_outweighs_code(self, path: Path) -> None:
+        cells = read(path)["cells"]
+        prose = sum(len("".join(cell["source"])) for cell in cells if cell["cell_type"] == "markdown")
+        code = sum(len(source) for _, source in code_cells(path) if source != parameters_cell(path))
+        assert prose > code
+
+    def test_papermill_reads_every_parameter(self, path: Path) -> None:
+        declared = re.findall(r"^(\w+):", parameters_cell(path), re.MULTILINE)
+        inferred = papermill.inspect_notebook(str(path))
+        assert list(inferred) == declared
+        assert all(parameter["help"] for parameter in inferred.values())
+
+    def test_parameters_are_known_with_their_defaults(self, path: Path) -> None:
+        space: dict[str, Any] = {}
+        exec(parameters_cell(path), space)  # noqa: S102 - our own file
+        for name in space["__annotations__"]:
+            assert space[name] == SPECS[name].default, name
+
+    @pytest.mark.parametrize("file", sorted((ROOT / "params").glob("*.yaml")), ids=lambda file: file.stem)
+    def test_every_params_file_gives_what_it_declares(self, path: Path, file: Path) -> None:
+        params = load_file(file)
+        for name in re.findall(r"^(\w+):", parameters_cell(path), re.MULTILINE):
+            assert isinstance(getattr(params, name), bool | int | float | str | list)
+        assert params.interactive is False

@@ -1,0 +1,194 @@
+"""The whole pipeline on real parts: SmolLM2, vLLM, speculators, papermill; interrupted, damaged, resumed, repeated.
+
+One small run serves all tests, in the order below: each test leaves it further along, so that every server start counts twice.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pipeline import Pipeline, wait_for
+
+PARAMS = """
+run_name: test
+runs_dir: {folder}/runs
+reports_dir: {folder}/reports
+interactive: false
+target_model: smollm2-135m
+data_train_prompts: 40
+data_heldout_prompts: 10
+data_max_response_tokens: 24
+data_seq_length: 256
+data_concurrency: 8
+draft_vocab_size: 2048
+vocab_min_coverage: 0.5
+golden_samples: 3
+train_epochs: 2
+train_pack_tokens: 256
+eval_max_tokens: 16
+eval_concurrency: 8
+eval_speed_prompts: 2
+serve_max_num_seqs: 16
+serve_kv_cache_gb: 1
+device: cpu
+"""
+
+EXTRACTED = ("data.rows", "data.dropped", "data.train_tokens", "data.train_supervised_tokens", "extraction.tokens")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = tmp_path_factory.mktemp("pipeline")
+    return Pipeline(folder, PARAMS.format(folder=folder))
+
+
+def server_pids(pipeline: Pipeline) -> list[psutil.Process]:
+    return [process for process in pipeline.processes() if "vllm.entrypoints" in " ".join(process.cmdline())]
+
+
+def test_sigterm_while_a_server_starts_leaves_nothing(pipeline: Pipeline) -> None:
+    status = pipeline.interrupt(lambda: bool(server_pids(pipeline)), signal.SIGTERM)
+    assert status == 130
+    assert pipeline.nothing_left()
+
+
+def test_sigkill_in_the_middle_of_extraction_leaves_nothing(pipeline: Pipeline) -> None:
+    status = pipeline.interrupt(lambda: len(pipeline.answers()) >= 12, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    assert pipeline.nothing_left()
+    assert not (pipeline.root / "data" / "manifest.json").exists()
+
+
+def test_a_killed_server_fails_the_stage_in_one_line_and_is_reported(pipeline: Pipeline) -> None:
+    kept = {row["id"]: row["input_ids"] for row in pipeline.answers()}
+    process = pipeline.start("--from", "03_extract_hidden_states")
+    wait_for(lambda: len(pipeline.answers()) > len(kept) + 4 or process.poll() is not None, 400)
+    for server in server_pids(pipeline):
+        os.kill(server.pid, signal.SIGKILL)
+    assert process.wait(300) == 1
+    assert pipeline.nothing_left()
+    output = pipeline.output.read_text()
+    failed = [line for line in output.splitlines() if line.startswith("[03_extract_hidden_states] failed:")]
+    assert len(failed) == 1
+    assert "fix:" in failed[0]
+    assert "Traceback" not in output
+    report = (pipeline.folder / "reports" / "test.html").read_text()
+    assert "03_extract_hidden_states" in report
+    assert "failed" in report
+    assert kept.items() <= {row["id"]: row["input_ids"] for row in pipeline.answers()}.items()
+
+
+def test_resumed_it_goes_through_to_the_report(pipeline: Pipeline) -> None:
+    kept = {row["id"]: row["input_ids"] for row in pipeline.answers()}
+    status, output = pipeline.run(timeout_s=1500)
+    assert status == 0, output[-3000:]
+    assert pipeline.nothing_left()
+    answers = pipeline.answers()
+    assert len({row["id"] for row in answers}) == len(answers)
+    assert kept.items() <= {row["id"]: row["input_ids"] for row in answers}.items()
+    assert (pipeline.folder / "reports" / "test.html").stat().st_size <= 2_000_000
+    assert not (pipeline.root / "failure.json").exists()
+
+
+def test_facts_are_recorded(pipeline: Pipeline) -> None:
+    facts = pipeline.facts()
+    assert facts["data.heldout_prompts"] == 10
+    assert facts["data.prompts"] == 50
+    assert facts["extraction.bytes"] >= facts["extraction.tokens"] * 4 * 576 * 4
+    assert facts["extraction.golden_top1"] >= 0.99
+    assert facts["extraction.golden_mae"] <= 1e-3
+    assert facts["vocab.size"] == 2048
+    assert 0.5 <= facts["vocab.heldout_coverage"] <= 1
+    assert facts["train.steps"] >= 10
+    assert facts["train.val_acc_1"] > 0.05
+    assert 1 < facts["train.simulated_al"] < 4
+    assert 1 < facts["acceptance.al"] < 4
+    assert facts["acceptance.position_1"] >= facts["acceptance.position_2"] >= facts["acceptance.position_3"] > -1e-9
+    assert facts["lossless.share"] == 1
+    for name in ("none", "ngram", "eagle3"):
+        assert facts[f"speed.{name}.tokens_per_s"] > 0
+    assert facts["speed.eagle3.ratio.low"] <= facts["speed.eagle3.ratio"] <= facts["speed.eagle3.ratio.high"]
+    assert facts["memory.peak_gb"] < 12
+    for stage in range(7):
+        assert facts[f"stage.{stage:02d}.minutes"] > 0
+    assert facts["pipeline.minutes"] > 0
+
+
+def test_served_acceptance_agrees_with_training(pipeline: Pipeline) -> None:
+    """The trainer and the server agree on layers, shift, mask and vocabulary: else serving falls to 1.0."""
+    facts = pipeline.facts()
+    assert facts["acceptance.al"] - 1 > 0.4 * (facts["train.simulated_al"] - 1)
+
+
+def test_repeated_it_does_nothing(pipeline: Pipeline) -> None:
+    before, logs = pipeline.facts(), {path: path.stat().st_mtime for path in (pipeline.root / "logs").glob("*.log")}
+    began = time.monotonic()
+    status, output = pipeline.run()
+    assert status == 0, output[-3000:]
+    assert {path: path.stat().st_mtime for path in (pipeline.root / "logs").glob("*.log")} == logs
+    unchanged = {name: value for name, value in pipeline.facts().items() if not name.endswith("peak_gb")}
+    assert unchanged == {name: value for name, value in before.items() if not name.endswith("peak_gb")}
+    assert time.monotonic() - began < 300  # measured in benchmarks; this only catches work done again
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "delete"])
+def test_damage_is_found_before_training(pipeline: Pipeline, damage: str) -> None:
+    from eagle3kit.hidden_states import damaged_files
+
+    path = pipeline.root / "hidden_states" / "hs_3.safetensors"
+    content = path.read_bytes()
+    try:
+        hurt(path, damage)
+        assert damaged_files(path.parent) == [path]
+    finally:
+        path.write_bytes(content)
+    assert damaged_files(path.parent) == []
+
+
+def test_a_corrupt_file_is_extracted_anew(pipeline: Pipeline) -> None:
+    folder, before = pipeline.root / "hidden_states", pipeline.facts()
+    times = {path.name: path.stat().st_mtime_ns for path in folder.glob("hs_*.safetensors")}
+    hurt(folder / "hs_5.safetensors", "flip")
+    hurt(folder / "hs_7.safetensors", "truncate")
+    status, output = pipeline.run("--from", "03_extract_hidden_states", "--to", "03_extract_hidden_states")
+    assert status == 0, output[-3000:]
+    assert pipeline.nothing_left()
+    now = {path.name: path.stat().st_mtime_ns for path in folder.glob("hs_*.safetensors")}
+    assert {name for name in times if now[name] != times[name]} == {"hs_5.safetensors", "hs_7.safetensors"}
+    assert {name: pipeline.facts()[name] for name in EXTRACTED} == {name: before[name] for name in EXTRACTED}
+
+
+def test_an_interrupted_run_has_the_facts_of_an_undisturbed_one(pipeline: Pipeline) -> None:
+    text = PARAMS.format(folder=pipeline.folder).replace("run_name: test", "run_name: undisturbed")
+    other = Pipeline(pipeline.folder, text)
+    other.root = pipeline.folder / "runs" / "undisturbed"
+    status, output = other.run("--to", "03_extract_hidden_states")
+    assert status == 0, output[-3000:]
+    assert {name: other.facts()[name] for name in EXTRACTED} == {name: pipeline.facts()[name] for name in EXTRACTED}
+
+
+def test_other_parameters_are_refused_by_name(pipeline: Pipeline) -> None:
+    changed = Pipeline(pipeline.folder, PARAMS.format(folder=pipeline.folder).replace("2048", "1024"))
+    status, output = changed.run("--from", "04_vocab_map", "--to", "04_vocab_map")
+    assert status == 1
+    assert "another size" in output
+    assert "force: true" in output
+    assert json.loads((pipeline.root / "vocab" / "manifest.json").read_text())["outputs"]["size"] == 2048
+
+
+def hurt(path: Path, how: str) -> None:
+    """Damage a file: `flip` one bit in its middle, `truncate` it, make it `empty`, or `delete` it."""
+    content = bytearray(path.read_bytes())
+    if how == "flip":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif how == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()

@@ -1,0 +1,76 @@
+"""The trainer's command line, its log, and checkpoints that a kill cut short."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle3kit import train
+from eagle3kit.errors import KitError
+from eagle3kit.trainer import row_of
+
+
+def test_simulated_al_is_the_formula() -> None:
+    assert train.simulated_al([]) == 1
+    assert train.simulated_al([0.5, 0.5, 0.5]) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert train.simulated_al([0.416, 0.5, 0.6]) == pytest.approx(1 + 0.416 + 0.208 + 0.1248)
+
+
+@given(st.floats(0, 0.999), st.integers(1, 8))
+def test_simulated_al_of_a_constant_rate_is_the_geometric_sum(rate: float, k: int) -> None:
+    assert train.simulated_al([rate] * k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
+
+
+def test_metrics_of_both_splits_become_rows() -> None:
+    metrics = {"loss": 3.0, "full_acc_0": 0.4, "full_acc_1": 0.2, "cond_acc_0": 0.4, "cond_acc_1": 0.5, "kl_div_0": 1.0}
+    row = row_of("train", metrics, {"epoch": 1, "lr": 1e-3, "profile": {"tokens_per_s": 700.04}}, 7)
+    assert row["acc"] == [0.4, 0.2]
+    assert row["cond"] == [0.4, 0.5]
+    assert (row["loss"], row["step"], row["epoch"], row["lr"], row["tokens_per_s"]) == (3.0, 7, 1, 1e-3, 700.0)
+    row = row_of("val", {f"{name}_epoch": value for name, value in metrics.items()}, {"epoch": 1}, 7)
+    assert (row["loss"], row["acc"], row["lr"]) == (3.0, [0.4, 0.2], None)
+
+
+def test_the_log_keeps_the_last_line_of_a_step_and_ignores_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = [
+        {"split": "train", "step": 1, "loss": 9},
+        {"split": "train", "step": 2, "loss": 8},
+        {"split": "val", "step": 2, "loss": 7},
+    ]
+    again = {"split": "train", "step": 2, "loss": 5}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, again]) + '{"split": "tra')
+    assert [(row["split"], row["step"], row["loss"]) for row in train.read_log(path)] == [
+        ("train", 1, 9),
+        ("train", 2, 5),
+        ("val", 2, 7),
+    ]
+    assert train.read_log(tmp_path / "none") == []
+
+
+def test_a_checkpoint_cut_short_is_dropped_before_resuming(tmp_path: Path) -> None:
+    for name, whole in (("0", True), ("1", True), ("10", False)):
+        (tmp_path / name).mkdir()
+        if whole:
+            (tmp_path / name / "training_state.json").touch()
+    (tmp_path / "epoch10_end").symlink_to("10")
+    (tmp_path / "epoch1_end").symlink_to("1")
+    (tmp_path / "log.jsonl").touch()
+    train.drop_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "epoch1_end", "log.jsonl"]
+    assert train.last_checkpoint(tmp_path).name == "1"
+
+
+def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KitError, match="no checkpoint"):
+        train.last_checkpoint(tmp_path)
+
+
+def test_epoch_rows_show_held_out_rows_only() -> None:
+    log = [
+        {"split": "train", "step": 1, "epoch": 0, "loss": 9.0, "acc": [0.1], "cond": [0.1]},
+        {"split": "val", "step": 1, "epoch": 0, "loss": 8.0, "acc": [0.5], "cond": [0.5]},
+    ]
+    assert train.epoch_rows(log) == [{"epoch": 1, "loss": 8.0, "step 1": "50.0%", "simulated AL": 1.5}]
