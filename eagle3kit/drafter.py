@@ -154,6 +154,43 @@ FIELDS: dict[str, Field] = {
 }
 """Every field that matters for a drafter, in the order of the tables."""
 
+FIELD_GROUPS: dict[str, tuple[str, ...]] = {
+    "size and vocabulary": (
+        "architectures",
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "hidden_act",
+        "rms_norm_eps",
+        "vocab_size",
+        "draft_vocab_size",
+        "mlp_bias",
+        "tie_word_embeddings",
+    ),
+    "attention and positions": (
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "attention_bias",
+        "layer_types",
+        ROPE,
+        "max_position_embeddings",
+    ),
+    "EAGLE-3's own": (
+        AUX,
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "norm_output",
+        "embed_requires_grad",
+        "speculative_tokens",
+        "verifier",
+    ),
+    "ids and bookkeeping": ("pad_token_id", "bos_token_id", "eos_token_id", "dtype", "initializer_range"),
+}
+"""The fields by what they are about."""
+
 _TARGET_ONLY = {
     "kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim": (
         "mla",
@@ -383,26 +420,24 @@ def _eos(target: Target) -> int | list[int] | None:
 def explain(parent: Parent, target: Target) -> list[dict[str, str]]:
     """Rows for a table: each field of a published drafter, what it means, and whether it agrees with a target.
 
-    Keys: `field`, `value`, `known` (published, implied or unknown), `meaning`, `engine`, `agrees with <target>`.
+    Keys: `field`, `value`, `meaning`, `what the engine does with it`, `agrees with <target>`. A value that was not read but
+    follows from what is published is marked as implied. Agreement is `yes`, `no: ...`, `unknown`, or empty where the drafter is free.
     """
     wanted, rows = _target_values(target), []
     for name, field in FIELDS.items():
-        if name == "verifier" and name not in parent.values:
-            continue
-        value = parent.values.get(name)
+        value, status = parent.values.get(name), parent.status(name)
         if value is None:
-            agrees = "not known" if name in wanted else ""
+            agrees = "unknown" if name in (*wanted, AUX) else ""
         elif name == AUX:
             agrees = _agreement_of_layers(value, target.n_layers)
         elif name in wanted:
             agrees = "yes" if value == wanted[name] else f"no: {text(wanted[name])}"
         else:
-            agrees = "its own choice"
+            agrees = ""
         rows.append(
             {
                 "field": name,
-                "value": text(value),
-                "known": parent.status(name),
+                "value": text(value) + (" (implied)" if status == "implied" else ""),
                 "meaning": field.meaning,
                 "what the engine does with it": field.engine,
                 f"agrees with {target.name}": agrees,
@@ -411,13 +446,39 @@ def explain(parent: Parent, target: Target) -> list[dict[str, str]]:
     return rows
 
 
+def disagreements(parent: Parent, target: Target) -> list[dict[str, str]]:
+    """The rows of `explain` that do not agree with the target."""
+    agreement = f"agrees with {target.name}"
+    return [row for row in explain(parent, target) if row[agreement].startswith("no:")]
+
+
+def places(parent: Parent, target: Target) -> tuple[tuple[int, ...], str]:
+    """Where a published drafter reads a target, in vLLM's numbers, and how that is known. For looking at, not for training.
+
+    Raises:
+        KitError: the file names no usable layers and the target is too shallow for the default.
+    """
+    published = parent.values.get(AUX)
+    if published is None:
+        return layers.default_aux_layers(target.n_layers), "the file names no layers: vLLM's default for this depth"
+    try:
+        return layers.check(published, target.n_layers), "as the file names them, read in vLLM's numbers"
+    except KitError as error:
+        return layers.default_aux_layers(target.n_layers), f"vLLM's default for this depth, because {error.what}"
+
+
+def in_groups(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Mapping[str, str]]]:
+    """The rows of `explain` by `FIELD_GROUPS`."""
+    return {group: [row for row in rows if row["field"] in names] for group, names in FIELD_GROUPS.items()}
+
+
 def _agreement_of_layers(ids: Sequence[int], n_layers: int) -> str:
     """What a drafter's auxiliary layers are for a target of `n_layers` layers, in a few words."""
     try:
         layers.check(ids, n_layers)
     except KitError as error:
         other = layers.other_default(ids, n_layers)
-        return f"these are {other.value}'s numbers" if other else f"no: {error.what}"
+        return f"no: the default in {other.value}'s numbers" if other else f"no: {error.what}"
     return "yes: vLLM's default" if tuple(ids) == layers.default_aux_layers(n_layers) else "possible, but not vLLM's default"
 
 
@@ -839,11 +900,15 @@ def tensor_rows(values: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "shape": " x ".join(f"{n:,}" for n in shape),
                 "parameters": None if is_map else count,
                 "share": "" if is_map else f"{count / total:.1%}",
-                "in the file": f"{count * MAPS.get(name, 2) / 1e6:,.1f} MB",
+                "in the file": _bytes(count * MAPS.get(name, 2)),
                 "training": "made by notebook 04" if is_map else "copied from the target" if name in FROM_TARGET else "trained",
             }
         )
     return rows
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
 
 
 # ---- speculators' form
@@ -944,8 +1009,11 @@ def check(folder: Path) -> dict[str, Any]:
     """
     checks: list[dict[str, str]] = []
     results: dict[str, Any] = {}
-    config = json.loads((folder / "config.json").read_bytes())
-    meant = {k: v for k, v in _flat(config).items() if k in FIELDS}
+    config = read_json(folder / "config.json", MADE_BY)
+    try:
+        meant = {k: v for k, v in _flat(config).items() if k in FIELDS}
+    except (KeyError, TypeError, IndexError) as error:
+        raise KitError(f"{folder}/config.json is not a drafter's config in speculators' form", seen=f"no {error}") from None
     if (folder / "derivation.json").exists():
         derivation = read_json(folder / "derivation.json", MADE_BY)
         meant = _kept(derivation)
@@ -1191,7 +1259,7 @@ def make(run: Run, derivation: Derivation, verifier: str | Path, say: Callable[[
             shutil.rmtree(candidate, ignore_errors=True)
             write_json(candidate / "derivation.json", {**derivation.as_json(), "verifier": known})
             write_json(candidate / "diff.json", _diff(derivation))
-            say("speculators and vLLM read the config (about 15 seconds).")
+            say("speculators and vLLM read the config (about 20 seconds).")
             _in_a_process("build", candidate, run.path("logs"))
             require(read_json(candidate / "validation.json", MADE_BY)["checks"])
             for name in ("derivation.json", "diff.json", "validation.json", "config.json"):
@@ -1349,8 +1417,6 @@ def _main(arguments: Sequence[str] | None = None) -> None:
         result = {**check(options.folder), "config_digest": file_digest(options.folder / "config.json")}
     except KitError as error:
         sys.exit(error.message)
-    except OSError as error:
-        sys.exit(f"{options.folder}/config.json cannot be read: {error.strerror}")
     if options.save:
         write_json(options.folder / "validation.json", result)
     else:

@@ -169,17 +169,22 @@ def verify(
     wrong: dict[int, str] = {}
     sums = torch.zeros(len(layers), 4, dtype=torch.float64)
     largest = torch.zeros(len(layers))
-    for index in range(len(rows)):
-        states, reason = load_states(state_file(folder, index), tokens[index]["input_ids"], len(layers), hidden_size)
-        if states is None:
-            wrong[index] = reason
-            continue
-        flat = states.double()
-        sums[:, 0] += flat.sum((0, 2))
-        sums[:, 1] += (flat**2).sum((0, 2))
-        sums[:, 2] += flat.norm(dim=2).sum(0)
-        sums[:, 3] += states.shape[0]
-        largest = torch.maximum(largest, states.abs().amax((0, 2)).float())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a row is too small to share: two threads take longer, ten times so beside a busy neighbour
+    try:
+        for index in range(len(rows)):
+            states, reason = load_states(state_file(folder, index), tokens[index]["input_ids"], len(layers), hidden_size)
+            if states is None:
+                wrong[index] = reason
+                continue
+            squares = states.float().pow(2).sum(2)  # [T, n_layers]
+            sums[:, 0] += states.float().sum((0, 2))
+            sums[:, 1] += squares.sum(0)
+            sums[:, 2] += squares.sqrt().sum(0)
+            sums[:, 3] += states.shape[0]
+            largest = torch.maximum(largest, states.abs().amax((0, 2)).float())
+    finally:
+        torch.set_num_threads(threads)
     positions = sums[:, 3].clamp(min=1)
     mean = sums[:, 0] / positions / hidden_size
     deviation = (sums[:, 1] / positions / hidden_size - mean**2).clamp(min=0).sqrt()

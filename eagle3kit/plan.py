@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle3kit import layers
+from eagle3kit import drafter, layers
 from eagle3kit.data import load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -213,7 +213,9 @@ def workload(params: Params, train_prompts: int | None = None) -> Workload:
         tokens[prompt.split] += min(longest, asked + prompt.users * answer)
         upper += min(longest, asked + prompt.users * most)
         answers += prompt.users * answer
-    how = f"expected: {CHARACTERS_PER_TOKEN:g} characters a token, {TEMPLATE_TOKENS} tokens of template, answers of {answer} assumed"
+    how = (
+        f"expected: {CHARACTERS_PER_TOKEN:g} characters a token, {TEMPLATE_TOKENS} for the template, answers of {answer} assumed"
+    )
     return Workload(count["train"], count["heldout"], tokens["train"], tokens["heldout"], answers, upper, how)
 
 
@@ -233,23 +235,22 @@ def _served_bytes(target: Target, dtype: str) -> int:
     return dtype_bytes(target.dtype or "bfloat16" if dtype == "auto" else dtype)
 
 
-def drafter_shape(params: Params, target: Target) -> tuple[dict[str, int], str]:
-    """Heads, widths and vocabulary of the drafter as far as the plan needs them, and where they come from.
+def drafter_shape(params: Params, target: Target) -> dict[str, int]:
+    """Heads, widths and vocabulary of the drafter as far as the plan needs them: what `drafter.derive` will choose.
 
-    Parameters that are 0 are filled in from the target: its heads, its MLP width, its full vocabulary. For an MLA target, whose
-    heads have another shape, a head is 128 wide as in every published drafter of this family.
+    Raises:
+        KitError: the parameters do not fit the target (`drafter.attention_shape`, `layers.check`).
     """
-    heads = params.drafter_heads or target.heads
-    shape = {
-        "heads": heads,
-        "kv_heads": params.drafter_kv_heads or min(heads, target.kv_heads),
-        "head_dim": params.drafter_head_dim or (128 if target.mla else target.head_dim),
+    attention = {name: value for name, (value, _, _) in drafter.attention_shape(params, target).items()}
+    return {
+        "heads": attention["num_attention_heads"],
+        "kv_heads": attention["num_key_value_heads"],
+        "head_dim": attention["head_dim"],
         "intermediate": params.drafter_intermediate_size or target.intermediate_size,
-        "vocab": params.draft_vocab_size or target.vocab_size,
+        "vocab": drafter.draft_vocabulary(params, target),
         "layers": params.drafter_layers,
-        "aux": len(params.aux_layers) or 3,
+        "aux": len(layers.check(params.aux_layers or layers.default_aux_layers(target.n_layers), target.n_layers)),
     }
-    return shape, "from the parameters, and from the target where they are 0"
 
 
 def drafter_parameters(target: Target, shape: Mapping[str, int], *, norm_before_fc: bool = True) -> dict[str, int]:
@@ -520,8 +521,8 @@ def plan(params: Params, target: Target, work: Workload | int | None = None, dis
         disk: the file system; by default the one of `runs_dir`.
 
     Raises:
-        KitError: the number of prompts cannot be known, or `aux_layers` does not fit the target. Whether the run fits the
-            machine is `Plan.check`'s business.
+        KitError: the number of prompts cannot be known, or the drafter's parameters do not fit the target. Whether the run fits
+            the machine is `Plan.check`'s business.
     """
     p = params
     if not isinstance(work, Workload):
@@ -539,14 +540,10 @@ def plan(params: Params, target: Target, work: Workload | int | None = None, dis
     return Plan(p, target, work, hardware, items, disk)
 
 
-def _aux_layers(p: Params, target: Target) -> tuple[int, ...]:
-    return layers.check(p.aux_layers, target.n_layers) if p.aux_layers else layers.default_aux_layers(target.n_layers)
-
-
 def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, Estimate]:
     """Bytes of everything that is written, against the disk; parameters of the drafter."""
-    n_aux = len(_aux_layers(p, target))
-    shape, how = drafter_shape(p, target)
+    shape = drafter_shape(p, target)
+    n_aux = shape["aux"]
     counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc)
     total = sum(counts.values())
     trained = total - counts["lm_head"] - counts["embed_tokens"]
@@ -572,7 +569,11 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
         "disk.share": Estimate(
             (disk.used + need) / max(1, disk.used + disk.free), "share", "of that file system in use after the run"
         ),
-        "drafter.trained_parameters": Estimate(trained, "parameters", f"fc, attention, MLP, norms; shape {how}"),
+        "drafter.trained_parameters": Estimate(
+            trained,
+            "parameters",
+            f"fc, attention ({shape['heads']} heads x {shape['head_dim']}), MLP ({shape['intermediate']} wide), norms",
+        ),
         "drafter.parameters": Estimate(total, "parameters", f"and lm_head ({shape['vocab']} tokens) and embeddings, both frozen"),
         "drafter.bytes": Estimate(2 * total, "bytes", "in bfloat16"),
     }
@@ -609,7 +610,7 @@ def _existing(folder: Path) -> Path:
 
 def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> dict[str, Estimate]:
     """Steps, arithmetic and time."""
-    shape, _ = drafter_shape(p, target)
+    shape = drafter_shape(p, target)
     per_token = bytes_per_token(target, shape["aux"], p.target_dtype)
     passes = work.train_tokens * p.train_epochs
     steps = p.train_epochs * math.ceil(work.train_tokens / (p.train_pack_tokens * p.train_processes))

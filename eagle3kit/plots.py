@@ -159,11 +159,12 @@ def layer_statistics(statistics: Mapping[str, Any]) -> Figure:
             points = [(i, value) for i, value in points if value > 0]
             if points:
                 right.plot(*zip(*points, strict=True), marker=marker, color=colour, label=name, markersize=6)
-        right.set_yscale("log")
+        if right.lines:
+            right.set_yscale("log")
+            _legend_below(right, 0.28, columns=2)
         right.set_title("Spread of its values (log)")
         right.set_ylabel("activation")
         right.margins(x=0.12, y=0.12)
-        _legend_below(right, 0.28, columns=2)
         for axes in (left, right):
             axes.set_xticks(list(places), names)
             axes.grid(False, axis="x")
@@ -218,7 +219,7 @@ def coverage(data: Mapping[str, Any]) -> Figure:
         data: `vocab/coverage.json`: `{"sizes": [...], "train": [...], "heldout": [...], "chosen": int}`, coverages as shares.
     """
     sizes = _numbers(data.get("sizes"))
-    if not sizes:
+    if not sizes or min(sizes) <= 0:
         return _nothing("no coverage")
     chosen = _finite(data.get("chosen"))
     with style():
@@ -286,7 +287,8 @@ def training_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 return found[i] if isinstance(found, Sequence) and len(found) > i else None
 
             colour = STEPS[i % len(STEPS)]
-            line(right, train, accuracy, color=colour, linewidth=0.8, alpha=0.45, label=None if val else f"TTT step {i + 1}")
+            thin = {"linewidth": 0.8, "alpha": 0.45} if val else {"linewidth": 1.2, "label": f"TTT step {i + 1}"}
+            line(right, train, accuracy, color=colour, **thin)
             line(right, val, accuracy, **held_out(colour, f"TTT step {i + 1}"))
         right.set_title("Full accuracy (thin: training)" if val else "Full accuracy in training")
         highest = max((n for row in [*train, *val] for n in _numbers(row.get("acc"))), default=1.0)
@@ -404,7 +406,7 @@ def speed(data: Mapping[str, Any]) -> Figure:
             axes.annotate(text, (i, high), (0, 8), textcoords="offset points", ha="center", fontsize=9.5)
         axes.set_xticks(range(len(found)), [CONTESTANT_NAMES.get(name, _plain(name)) for name in found])
         axes.set_xlim(-0.6, max(len(found) - 0.4, 1.6))
-        axes.set_ylim(0, highest * 1.28)
+        axes.set_ylim(0, highest * 1.28 if highest > 0 else 1)
         axes.set_ylabel("output tokens per second")
         axes.grid(False, axis="x")
         repeats_text = sorted({len(repeats) for repeats in found.values()})
@@ -496,10 +498,9 @@ def save(run: Run, name: str, figure: Figure, caption: str, alt: str) -> Path:
     return path
 
 
-def show(run: Run, name: str, figure: Figure, caption: str, alt: str) -> Path:
+def show(run: Run, name: str, figure: Figure, caption: str, alt: str) -> None:
     """`save`, and show the picture with its caption in the notebook."""
     from eagle3kit import widgets
 
     path = save(run, name, figure, caption, alt)
     widgets.picture(path.read_bytes(), caption=caption, alt=alt)
-    return path

@@ -381,12 +381,13 @@ def summary(e: Evidence) -> list[Line]:
     marked = []
     for line in lines:
         stage = str(e.facts.get(source.get(line.label, ""), {}).get("stage", ""))
-        text = line.text
+        text, state = line.text, line.state
         if e.stale(stage):
             text = f"From an earlier run of stage {stage[:2]}: {text}"
         elif e.failed is not None and stage[:2] == e.failed:
             text = f"As recorded before stage {stage[:2]} failed, perhaps by an earlier run: {text}"
-        marked.append(line._replace(text=text))
+        old = text != line.text and state == "ok"
+        marked.append(line._replace(text=text, state="warn" if old else state))
     return marked
 
 
@@ -540,12 +541,15 @@ def _time(e: Evidence) -> Line:
     minutes, whole = e.minutes(), e.number("pipeline.minutes")
     if not minutes:
         return Line("Time", "unknown", "unknown: no stage has been timed")
-    minutes = {key: value for key, value in minutes.items() if not e.stale(key)} or minutes
+    minutes = {key: value for key, value in minutes.items() if key in e.completed()} or minutes
     total = sum(minutes.values())
     longest = max(minutes, key=lambda key: minutes[key])
     title = next(stage.title for stage in STAGES if stage.number == longest)
     text = f"{total:.1f} minutes of work in {len(minutes)} stage{'s' if len(minutes) > 1 else ''}"
-    text += f", {whole:.1f} minutes for the last run as a whole" if whole is not None else ", the run as a whole was not timed"
+    if e.failed is not None:
+        text += " that did not fail"
+    else:
+        text += f", {whole:.1f} minutes for the run as a whole" if whole is not None else ", the run as a whole was not timed"
     share = f" ({percent(minutes[longest] / total)})" if total > 0 else ""
     return Line("Time", "ok", f"{text}; the longest is {longest} {title} with {minutes[longest]:.1f}{share}")
 
@@ -586,7 +590,9 @@ def summary_lines(run_root: Path) -> list[str]:
 
 def checks(e: Evidence, stage: str) -> list[Check]:
     """What can be held against the facts of a stage, with the verdict; an unknown fact gives an unknown verdict."""
-    made = {"03": _check_extraction, "04": _check_vocab, "05": _check_training, "06": _check_evaluation}.get(stage)
+    made = {"02": _check_config, "03": _check_extraction, "04": _check_vocab, "05": _check_training, "06": _check_evaluation}.get(
+        stage
+    )
     return made(e) if made else []
 
 
@@ -603,6 +609,20 @@ def _check_steps(e: Evidence) -> list[Check]:
     if wrong or not found:
         return wrong
     return [Check("ok", f"Every step was made from what the run now holds ({len(found)} links between steps compared)")]
+
+
+def _check_config(e: Evidence) -> list[Check]:
+    """The checks that stage 02 made, and kept."""
+    kept = rows(mapping(e.json("config/validation.json")).get("checks"))
+    if not kept:
+        return [Check("unknown", "Whether speculators and vLLM accept the drafter's config is unknown")]
+    found = []
+    for check in kept:
+        state = str(check.get("state"))
+        seen = f": {short(check.get('found'))}" if check.get("found") else ""
+        wanted = f" (wanted {short(check.get('wanted'))})" if check.get("wanted") and state != "ok" else ""
+        found.append(Check(state if state in SYMBOLS else "unknown", f"{short(check.get('name'))}{seen}{wanted}"))
+    return found
 
 
 def _check_extraction(e: Evidence) -> list[Check]:
@@ -824,7 +844,7 @@ def _minutes_section(e: Evidence, bounds: Bounds) -> list[Markup | None]:
     minutes, whole = e.minutes(), e.number("pipeline.minutes")
     if not minutes:
         return [tag("p", "Unknown: no stage has been timed.")]
-    total = sum(minutes.values())
+    total = sum(spent for key, spent in minutes.items() if not e.stale(key))
     largest = max([*minutes.values(), 1e-9])
     body: list[Sequence[object]] = []
     for stage in STAGES:
@@ -839,13 +859,15 @@ def _minutes_section(e: Evidence, bounds: Bounds) -> list[Markup | None]:
             (
                 name,
                 f"{spent:.1f}",
-                percent(spent / total) if total > 0 else "",
+                percent(spent / total) if total > 0 and not e.stale(stage.number) else "",
                 "" if peak is None else f"{peak:.1f}",
                 tag("span", bar, cls="track"),
             )
         )
     said = f"The stages' own work took {total:.1f} minutes."
-    if whole is not None and whole >= total:
+    if e.failed is not None:
+        said += " The run failed, so how long it would have taken as a whole is unknown."
+    elif whole is not None and whole >= total:
         said += f" The run as a whole took {whole:.1f}; the other {whole - total:.1f} are kernels starting and notebooks saved."
     elif whole is not None:
         said += f" The last run as a whole took {whole:.1f}: it found work of an earlier one done and used it."
@@ -936,11 +958,30 @@ def _prose_00(e: Evidence, _: Bounds) -> list[Markup]:
     return [_say(f"The machine: {machine_sentence(e)}.")]
 
 
-def _prose_02(e: Evidence, _: Bounds) -> list[Markup]:
+def _prose_02(e: Evidence, bounds: Bounds) -> list[Markup]:
     layers, aux = e.param("drafter_layers"), e.value("drafter.aux_layers") or e.param("aux_layers")
-    which = "chosen by the kit from the target's depth" if aux == [] else fmt(aux)
+    which = "those that the kit chooses from the target's depth" if aux == [] else fmt(aux)
     many = "layer" if layers == 1 else "layers"
-    return [_say(f"The drafter has {fmt(layers)} {many} of its own and reads the target's auxiliary layers: {which}.")]
+    made = [_say(f"The drafter has {fmt(layers)} {many} of its own and reads the target's auxiliary layers: {which}.")]
+    fields = rows(mapping(e.json("config/derivation.json")).get("fields"))
+    if fields:
+        told = {"target": "the target prescribes it", "parent": "the published drafter", "chosen": "chosen", "dropped": "dropped"}
+        order = ["chosen", "target", "parent", "dropped"]
+        fields.sort(key=lambda field: order.index(found) if (found := str(field.get("source"))) in order else len(order))
+        body = [
+            (
+                tag("code", short(field.get("name"), 80)),
+                "" if field.get("source") == "dropped" else short(_param(field.get("value")), bounds.text),
+                told.get(str(field.get("source")), short(field.get("source"), 40)),
+                short(field.get("reason"), bounds.text),
+            )
+            for field in fields
+        ]
+        made += [
+            tag("h3", "Every field of the config, and why"),
+            _table(("Field", "Value", "From", "Reason"), body, bounds=bounds),
+        ]
+    return made
 
 
 def _prose_03(e: Evidence, bounds: Bounds) -> list[Markup]:
@@ -1163,10 +1204,10 @@ def _param(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-def _named(e: Evidence, prefix: str, what: str, bounds: Bounds) -> Markup:
+def _named(e: Evidence, prefix: str, what: str, missing: str, bounds: Bounds) -> Markup:
     names = [name for name in e.facts if name.startswith(prefix)]
     if not names:
-        return tag("p", f"Unknown: the run recorded no {what}.")
+        return tag("p", f"Unknown: the run recorded no {missing}.")
     body = [(short(name[len(prefix) :].replace("_", " "), bounds.text), _shown(e.facts[name], bounds)) for name in names]
     return _table((what.capitalize(), "Found"), body, bounds=bounds)
 
@@ -1238,7 +1279,7 @@ thead th{border-bottom:2px solid var(--line);white-space:nowrap;font-weight:600}
 .r{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td code{white-space:nowrap}
 .group th{padding-top:1.1rem;font-weight:600;color:var(--soft);border-bottom:1px solid var(--line)}
-.params td:nth-child(2),.params td:nth-child(4){overflow-wrap:anywhere;min-width:5.5rem}
+.params td:nth-child(2),.params td:nth-child(4){overflow-wrap:anywhere;min-width:6.8rem}.params td:nth-child(2){min-width:8rem}
 .params td:nth-child(5){min-width:14rem}.changed td{background:var(--mark)}.changed td:first-child{font-weight:600}
 .track{display:block;width:12rem;height:.8rem;margin-top:.3rem;background:var(--card);border-radius:3px}
 .bar{display:block;height:100%;background:var(--bar);border-radius:3px;min-width:2px}
@@ -1247,14 +1288,14 @@ border:1px solid var(--line)}
 figcaption{font-size:.9rem;margin-top:.35rem}
 .note{background:var(--card);border:1px dashed var(--line);border-radius:6px;padding:.6rem .9rem}
 dt{font-weight:600;margin-top:.6rem}dd{margin:0 0 0 1rem}
-.differs td{background:var(--mark)}
 @media (max-width:40rem){body{font-size:15px;padding:.8rem .8rem 3rem}.summary{padding:.2rem .8rem}
-.summary li{grid-template-columns:1.2rem 1fr}.summary li span:last-child{grid-column:2}.track{display:none}td:first-child{min-width:7rem}
+.summary li{grid-template-columns:1.2rem 1fr}.summary li span:last-child{grid-column:2}
+.track{display:none}td:first-child{min-width:7rem}
 th,td{padding-right:.8rem}h1{font-size:1.4rem}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--page:#fff;--card:#f5f5f5;--line:#bbb;--link:#000;--ok:#177245;
 --warn:#8a5b00;--fail:#b02a1a;--mark:#fff4d4;--bar:#0072b2}body{max-width:none;font-size:10.5pt;padding:0}nav{display:none}
 figure,tr,.summary li,.failure{break-inside:avoid}h2,h3{break-after:avoid}.wide{overflow:visible}td code{white-space:normal}
-.track,.bar,.changed td,.differs td{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+.track,.bar,.changed td{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
 
 
@@ -1321,8 +1362,8 @@ def _report(e: Evidence, pictures: Sequence[Picture], left_out: set[str], bounds
         )
     body += [
         tag("section", tag("h2", "Parameters", id="parameters"), *_params_section(e, bounds)),
-        tag("section", tag("h2", "Versions", id="versions"), _named(e, "versions.", "package", bounds)),
-        tag("section", tag("h2", "Machine", id="machine"), _named(e, "machine.", "part", bounds)),
+        tag("section", tag("h2", "Versions", id="versions"), _named(e, "versions.", "package", "versions", bounds)),
+        tag("section", tag("h2", "Machine", id="machine"), _named(e, "machine.", "part", "machine", bounds)),
         tag("section", tag("h2", "Steps", id="steps"), _steps_table(e, bounds), _check_rows(across) if across else None),
         tag("section", tag("h2", "How to reproduce", id="reproduce"), *_reproduce_section(e)),
         tag(
@@ -1339,9 +1380,9 @@ def _report(e: Evidence, pictures: Sequence[Picture], left_out: set[str], bounds
         "target": short(target(e), 80),
         "state": lines[0].state,
         "outcome": short(lines[0].text),
-        "al": e.number("acceptance.al"),
-        "ratio": e.number("speed.eagle3.ratio"),
-        "minutes": sum(e.minutes().values()) or None,
+        "al": None if e.stale("06") else e.number("acceptance.al"),
+        "ratio": None if e.stale("06") else e.number("speed.eagle3.ratio"),
+        "minutes": sum(spent for key, spent in e.minutes().items() if not e.stale(key)) or None,
         "finished": finished,
     }
     return _page(title, body, about)
@@ -1466,6 +1507,10 @@ def _comparable(runs: Sequence[Evidence], names: Sequence[str]) -> list[Check]:
         found.append(Check("unknown", "Not every run recorded its parameters: whether they may be compared is unknown"))
     elif not found:
         found.append(Check("ok", "Same target, data, evaluation, serving and hardware parameters"))
+    for e, run_name in zip(runs, names, strict=True):
+        if e.failure is not None:
+            told = f"{run_name} failed in stage {short(e.failure[0], 40)}: what it has of later stages is from an earlier run"
+            found.append(Check("fail", told))
     cpus = {machine_sentence(e) for e in runs}
     if len(cpus) > 1:
         found.append(Check("warn", "Their machines differ: compare acceptance, not speed"))
@@ -1536,7 +1581,7 @@ def index(reports_dir: Path) -> Path:
                 _two(about.get("al")),
                 "unknown" if ratio is None else f"{ratio:.2f}x",
                 "unknown" if minutes is None else f"{minutes:.1f}",
-                short(about.get("finished") or "unknown", 40),
+                tag("span", short(about.get("finished") or "unknown", 40), style="white-space:nowrap"),
                 join([_state(str(about.get("state"))), " ", short(about.get("outcome"), 200)]),
             )
         )

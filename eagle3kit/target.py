@@ -533,6 +533,7 @@ def describe(model: str, revision: str = "main", cache: Path | None = None) -> t
     Raises:
         KitError: the name is unknown, the folder has no usable `config.json`, or the hub refuses it.
     """
+    model = SMOLLM2 if model == HUB_IDS[SMOLLM2] else model
     if model in (SMOLLM2, TINY):
         folder = _materialized(model, cache or cache_folder())
         if folder is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
@@ -70,15 +70,10 @@ def check_maps(d2t: torch.Tensor, t2d: torch.Tensor) -> None:
         raise KitError("t2d marks other tokens than d2t reaches", seen=len(marked), wanted=len(ids), fix=f"run {MADE_BY} again")
 
 
-def coverage(counts: Mapping[int, int], ranked: Sequence[int], sizes: Sequence[int]) -> list[float]:
-    """Share of `counts` that the first n of `ranked` token ids cover, for each n of the increasing `sizes`."""
-    total = sum(counts.values())
-    shares, covered, position = [], 0, 0
-    for size in sizes:
-        covered += sum(counts.get(token, 0) for token in ranked[position:size])
-        position = max(position, size)
-        shares.append(covered / total if total else 0.0)
-    return shares
+def coverage(counts: Mapping[int, int], t2d: torch.Tensor) -> float:
+    """Share of the counted tokens that are in the draft vocabulary `t2d [target_vocab]`."""
+    chosen = {int(token) for token in t2d.nonzero()[:, 0]}
+    return sum(n for token, n in counts.items() if token in chosen) / max(1, sum(counts.values()))
 
 
 def build(run: Run, target_vocab: int) -> dict[str, Any]:
@@ -99,17 +94,16 @@ def build(run: Run, target_vocab: int) -> dict[str, Any]:
             train = count_supervised(tokens, (i for i, row in enumerate(rows) if row.split == "train"))
             heldout = count_supervised(tokens, (i for i, row in enumerate(rows) if row.split == "heldout"))
             d2t, t2d = choose(train, size, target_vocab)
-            ranked = sorted(train, key=lambda token: (-train[token], token))
-            sizes = sorted({min(2**power, target_vocab) for power in range(6, 19)} | {size})
+            sizes = sorted({min(2**power, target_vocab) for power in range(8, 18)} | {size})
+            maps = [choose(train, each, target_vocab)[1] for each in sizes]
             curve = {
                 "sizes": sizes,
-                "train": coverage(train, ranked, sizes),
-                "heldout": coverage(heldout, ranked, sizes),
+                "train": [coverage(train, each) for each in maps],
+                "heldout": [coverage(heldout, each) for each in maps],
                 "chosen": size,
                 "distinct": len(train),
             }
-            chosen = {int(token) for token in t2d.nonzero()[:, 0]}
-            share = sum(n for token, n in heldout.items() if token in chosen) / max(1, sum(heldout.values()))
+            share = coverage(heldout, t2d)
             _save(run, d2t.numpy(), t2d.numpy())
             write_json(run.path("vocab", "coverage.json"), curve)
             step.outputs = {"size": size, "heldout_coverage": share}

@@ -461,7 +461,7 @@ class LivePlot:
         parts = []
         if self.total:
             done = step - (self._from or 0)
-            text = f"step {step}/{self.total} {min(1.0, step / self.total):.0%}"
+            text = f"step {step}/{self.total} {min(100, step * 100 // self.total)} %"
             elapsed = time.monotonic() - self._began
             if done > 0 and elapsed > 0 and step < self.total:
                 text += f", {fmt_duration((self.total - step) * elapsed / done)} left"

@@ -120,6 +120,14 @@ def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -
         manifest = {"step": step, "inputs": dict(before), "outputs": {"n": at}, "seconds": 12.5 * at}
         write(root, f"{step}/manifest.json", manifest | {"finished": f"2026-01-02T03:0{at}:00+00:00"})
         before[step] = value_digest([manifest["inputs"], manifest["outputs"]])
+    fields = [
+        {"name": "rope_theta", "value": 100000.0, "source": "target", "reason": "the drafter continues the target's positions"},
+        {"name": "num_attention_heads", "value": 9, "source": "chosen", "reason": "width 576 over heads of 64"},
+        {"name": "vision_config", "value": None, "source": "dropped", "reason": "the drafter sees no picture"},
+    ]
+    write(root, "config/derivation.json", {"fields": fields})
+    check = {"name": "vLLM reads it", "state": "ok", "found": "method eagle3", "wanted": "method eagle3"}
+    write(root, "config/validation.json", {"checks": [check], "engine": {}})
     slots = [{"id": 2, "top1": 0.01, "mae": 9.1}, {"id": 27, "top1": 0.61, "mae": 6.1}, {"id": 30, "top1": 1.0, "mae": 7.5e-6}]
     write(root, "golden/golden.json", {"top1": 1.0, "mae": 7.5e-6, "positions": 231, "slots": slots})
     write(root, "data/rows.json", {"rows": [], "prompts": 700, "answers": 690, "dropped": {"longer than data_seq_length": 12}})
@@ -239,6 +247,8 @@ def test_finished_run_reads_well(run: Path) -> None:
         "Set apart from that file: train_lr.",
         "0.32.0",
         "how choice.drafter_heads was measured",
+        "9 chosen width 576 over heads of 64",
+        "vLLM reads it: method eagle3",
         "d2t, t2d",
         "Loss and accuracy over training.",
     ):
@@ -427,6 +437,19 @@ def test_parameters_that_changed_between_stages_are_named(run: Path) -> None:
     assert "eval_k: 3 in 00_stage" in text_of(page_of(run))
 
 
+def test_a_value_that_was_set_wins_over_a_default(run: Path) -> None:
+    short_form = {"train_epochs": {"value": 6, "unit": "epochs", "origin": "default"}}
+    write(run, "params/06_stage.json", short_form)
+    page = page_of(run)
+    assert "train_epochs: 5 in 00_stage" in text_of(page) and "6 in 06_stage" in text_of(page)
+    assert "train_epochs: 5" in text_of(page).split("How to reproduce eagle3kit")[1]
+    for path in (run / "params").iterdir():
+        write(run, f"params/{path.name}", short_form | {"train_lr": {"value": 0.5, "unit": "", "origin": "file"}})
+    text = text_of(page_of(run))
+    assert "2 parameters, 1 of them not at their default" in text
+    assert "learning rate at its peak" in text  # completed from the declaration
+
+
 def edit(text: str) -> Callable[[Path], None]:
     return lambda run: write(run, "checkpoints/log.jsonl", text)
 
@@ -456,6 +479,7 @@ def test_missing_run_is_an_error(tmp_path: Path) -> None:
 def test_compare(run: Path, tmp_path: Path) -> None:
     better = {f"acceptance.al{end}": (al, "tokens/forward", "06") for end, al in (("", 1.9), (".low", 1.85), (".high", 1.95))}
     other = make_run(tmp_path / "runs" / "other", FACTS | better)
+    write(other, "failure.json", {"stage": "06_evaluate", "message": "no"})
     rows = json.loads((other / "params" / "06_stage.json").read_text())
     write(other, "params/06_stage.json", [row | {"value": 5} if row["name"] == "eval_k" else row for row in rows])
     path = report.compare([run, other], tmp_path / "reports")
@@ -466,6 +490,8 @@ def test_compare(run: Path, tmp_path: Path) -> None:
     assert "They were measured differently: eval_k" in text
     assert "other has a higher acceptance length than local: their intervals do not overlap" in text
     assert "+10.5 %" in text
+    assert "other failed in stage 06_evaluate" in text
+    (other / "failure.json").unlink()
     assert "do not differ in acceptance length beyond" in text_of(report.compare([run, run], tmp_path / "reports").read_text())
     with pytest.raises(KitError, match="two runs"):
         report.compare([run], tmp_path / "reports")
@@ -476,6 +502,10 @@ def test_index_lists_reports(run: Path, tmp_path: Path) -> None:
     empty = report.index(folder).read_text()
     assert "There is no report yet" in empty
     page_of(run)
+    failed = make_run(tmp_path / "runs" / "failed")
+    write(failed, "failure.json", {"stage": "04_vocab_map", "message": "no"})
+    report.build(failed, folder)
+    assert "1.72" not in next(row for row in (folder / "index.html").read_text().split("<tr>") if 'href="failed.html"' in row)
     make_run(tmp_path / "runs" / "index")
     report.build(tmp_path / "runs" / "index", folder)
     write(folder, "a b#.html", "<p>something else</p>")

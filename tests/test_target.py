@@ -237,6 +237,7 @@ def test_small_targets_are_described_before_they_exist() -> None:
     small, reason = target.describe("smollm2-135m")
     assert (small.n_layers, small.hidden_size, small.rope.theta) == (30, 576, 100000)
     assert "not on this machine yet" in reason
+    assert target.describe("HuggingFaceTB/SmolLM2-135M-Instruct") == (small, reason)
     mini, _ = target.describe("tiny-kimi-k2.5")
     assert (mini.n_layers, mini.weight_prefix) == (9, "language_model.")
 

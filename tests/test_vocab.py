@@ -67,9 +67,10 @@ def test_broken_maps_are_refused(d2t: list[int], marked: list[int]) -> None:
 
 
 def test_coverage_has_known_values_and_reaches_one() -> None:
-    counts = {1: 6, 2: 3, 3: 1}
-    assert vocab.coverage(counts, [1, 2, 3], [1, 2, 3, 8]) == pytest.approx([0.6, 0.9, 1.0, 1.0])
-    assert vocab.coverage({}, [1], [1]) == [0.0]
+    counts = {1: 6, 2: 3, 9: 1}
+    shares = [vocab.coverage(counts, vocab.choose(counts, size, 10)[1]) for size in (1, 2, 3, 10)]
+    assert shares == pytest.approx([0.6, 0.9, 1.0, 1.0])
+    assert vocab.coverage({}, torch.ones(3, dtype=torch.bool)) == 0.0
 
 
 @pytest.fixture

@@ -1,0 +1,320 @@
+"""Checks on the plan: counted numbers against known ones, guessed ones against published measurements."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from eagle3kit import drafter, plan, target
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.plan import Disk, Estimate, Workload
+
+K25 = target.reference("kimi-k2.5")
+SMALL = target.reference("smollm2-135m")
+EMPTY = Disk(used=0, free=10**16)
+
+
+def kimi(**changes: Any) -> Params:
+    values: dict[str, Any] = {
+        "target_model": "kimi-k2.5",
+        "target_dtype": "auto",
+        "data_source": "owner/prompts",
+        "data_train_prompts": 1000,
+        "data_heldout_prompts": 100,
+        "data_seq_length": 2048,
+        "data_max_response_tokens": 1024,
+        "drafter_heads": 64,
+        "drafter_kv_heads": 64,
+        "drafter_head_dim": 128,
+        "drafter_intermediate_size": 12288,
+        "draft_vocab_size": 32000,
+        "train_pack_tokens": 4096,
+        "train_epochs": 2,
+        "train_processes": 8,
+        "serve_max_model_len": 4096,
+        "serve_tensor_parallel": 8,
+        "device": "cuda",
+        "hardware": "b300",
+        "gpu_count": 8,
+    }
+    return Params(**{**values, **changes})
+
+
+def counted(train: int = 1000, each: int = 2048, heldout: int = 0) -> Workload:
+    total = train + heldout
+    return Workload(train, heldout, train * each, heldout * each, total * 1000, total * each, "counted")
+
+
+# ---- counted
+
+
+def test_bytes_a_token() -> None:
+    assert plan.bytes_per_token(K25, 3, "auto") == 57_344
+    assert plan.bytes_per_token(K25, 3, "bfloat16") == 57_344
+    assert plan.bytes_per_token(SMALL, 3, "float32") == 576 * 4 * 4
+
+
+def test_hidden_states_of_a_thousand_samples() -> None:
+    made = plan.plan(kimi(), K25, counted(), EMPTY)
+    assert made.value("hidden_states.bytes") == 1000 * 2048 * 57_344
+    assert made["hidden_states.bytes"].text == "117 GB"
+    assert plan.plan(kimi(), K25, counted(1, 6_000_000_000), EMPTY)["hidden_states.bytes"].text == "344 TB"
+
+
+def test_drafter_parameters_of_a_published_size() -> None:
+    counts = plan.drafter_parameters(K25, plan.drafter_shape(kimi(), K25))
+    assert counts["fc"] == 7168 * 3 * 7168
+    assert counts["attention"] == 3 * 14336 * 8192 + 8192 * 7168
+    assert counts["mlp"] == 3 * 7168 * 12288
+    assert counts["norms"] == (4 + 3) * 7168
+    own = sum(count for group, count in counts.items() if group not in ("lm_head", "embed_tokens"))
+    assert own == pytest.approx(0.829e9, rel=0.001)
+    assert plan.plan(kimi(), K25, counted(), EMPTY).value("drafter.trained_parameters") == own
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.5", "smollm2-135m"])
+@pytest.mark.parametrize("changes", [{}, {"drafter_layers": 2}, {"drafter_norm_before_fc": False}, {"draft_vocab_size": 0}])
+def test_the_drafter_that_is_built_has_the_planned_size(name: str, changes: dict[str, Any]) -> None:
+    params, t = Params(target_model=name, **changes), target.reference(name)
+    made = plan.plan(params, t, counted(), EMPTY)
+    derived = drafter.derive(params, drafter.reference("a test"), t)
+    size = drafter.size({field.name: field.value for field in derived.fields})
+    assert made.value("drafter.parameters") == size.parameters
+    assert made.value("drafter.trained_parameters") == size.trained
+
+
+def test_published_drafter_has_the_published_bytes() -> None:
+    """lightseekorg/kimi-k2.5-eagle3: full vocabulary, 12,288 wide, about 6.0 GB; how many key and value heads is not known."""
+    few, many = (
+        plan.plan(kimi(draft_vocab_size=0, drafter_kv_heads=n), K25, counted(), EMPTY).value("drafter.bytes") for n in (8, 64)
+    )
+    assert few == pytest.approx(5.95e9, rel=0.005)
+    assert many == pytest.approx(6.36e9, rel=0.005)
+
+
+def test_steps_and_passes() -> None:
+    made = plan.plan(kimi(), K25, counted(), EMPTY)
+    assert made.value("train.token_passes") == 2 * 1000 * 2048
+    assert made.value("train.steps") == 2 * 63  # 2,048,000 / (4096 x 8) = 62.5
+
+
+def test_training_flops() -> None:
+    counts = {"fc": 10, "attention": 100, "mlp": 200, "norms": 5, "lm_head": 50, "embed_tokens": 1000}
+    assert plan.training_flops(counts, 3) == 6 * 10 + 2 * 50 + 3 * (6 * 300 + 4 * 50)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 8.0), (2, 15.8), (4, 31.0), (8, 59.5), (16, 109.8)])
+def test_experts_touched(tokens: int, experts: float) -> None:
+    assert plan.experts_touched(384, 8, tokens) == pytest.approx(experts, abs=0.05)
+
+
+def test_bytes_of_a_decode_step() -> None:
+    assert plan.step_bytes(K25, 1) == pytest.approx(33e9, rel=0.005)
+    everything = plan.step_bytes(K25, 10**9) + K25.parameters["embed_tokens"] * 2
+    assert everything == pytest.approx(dataclasses.replace(K25, bytes_on_disk=None).weight_bytes()[0], rel=1e-6)
+    assert plan.step_bytes(SMALL, 1, "float32") == 4 * 134_515_008  # tied: the embeddings are the lm_head
+
+
+def test_active_parameters() -> None:
+    assert plan.active_parameters(K25) == pytest.approx(31.7e9, rel=0.01)
+    assert plan.active_parameters(SMALL) == 134_515_008
+
+
+# ---- expected
+
+
+def test_builtin_prompts_are_counted() -> None:
+    work = plan.workload(Params())
+    folder = Path(plan.__file__).parent / "prompts"
+    assert work.train_prompts == len((folder / "train.jsonl").read_text().splitlines())
+    assert work.heldout_prompts == len((folder / "heldout.jsonl").read_text().splitlines())
+    assert work.prompts * 100 < work.tokens <= work.prompts * 256
+    assert work.tokens <= work.most_tokens
+    assert plan.workload(Params(data_train_prompts=10, data_heldout_prompts=5)).prompts == 15
+
+
+def test_local_file_is_read(tmp_path: Path) -> None:
+    lines = [{"messages": [{"role": "user", "content": f"{number:02d}" + "x" * 398}]} for number in range(20)]
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    work = plan.workload(Params(data_source=str(file), data_seq_length=4096, train_pack_tokens=4096, serve_max_model_len=4096))
+    assert (work.train_prompts, work.heldout_prompts) == (18, 2)
+    assert work.tokens == 20 * (400 // 4 + plan.TEMPLATE_TOKENS + 96)
+
+
+def test_hub_data_needs_a_number() -> None:
+    assert plan.workload(kimi()).prompts == 1100
+    assert plan.workload(kimi(data_heldout_prompts=0)).heldout_prompts == 111  # a tenth of all
+    with pytest.raises(KitError, match=r"not known before it is downloaded.*set data_train_prompts"):
+        plan.workload(kimi(data_train_prompts=0))
+    assert plan.workload(kimi(data_train_prompts=0), 500).train_prompts == 500
+
+
+def test_long_answers_are_expected_shorter_than_they_may_get() -> None:
+    work = plan.workload(
+        kimi(data_max_response_tokens=4096, data_seq_length=8192, train_pack_tokens=8192, serve_max_model_len=8192)
+    )
+    assert work.tokens == 1100 * (plan.PROMPT_TOKENS + plan.ANSWER_TOKENS)
+    assert work.most_tokens == 1100 * 8192
+
+
+# ---- guessed, against what was measured
+
+
+@pytest.mark.parametrize(("streams", "measured"), [(1, 88.5), (4, 233.8), (16, 475.2), (64, 1330)])
+def test_decode_rates_against_published_ones(streams: int, measured: float) -> None:
+    """Kimi-K2.6 (the same shape and formats) on 8x RTX PRO 6000, tensor parallel 8, no speculation."""
+    step = plan.decode_step_s(K25, plan.hardware_presets()["rtx-pro-6000"], 8, streams)
+    assert step is not None
+    assert streams / step == pytest.approx(measured, rel=0.3)
+
+
+def test_cpu_training_time_against_a_measured_run() -> None:
+    """52,114 tokens, 6 epochs, 3 TTT steps, draft vocabulary 4096: 8 min 51 s on two cores."""
+    work = Workload(284, 40, 52_114, 0, 0, 52_114, "counted")
+    minutes = plan.plan(Params(train_epochs=6), SMALL, work, EMPTY).value("minutes.training")
+    assert minutes == pytest.approx(8.85, rel=0.35)
+
+
+def test_cpu_rates_fall_with_size_and_rise_with_streams() -> None:
+    cpu = plan.hardware_presets()["cpu"]
+    one, many = (plan.generation_rate(SMALL, cpu, Params(), n)[0] for n in (1, 64))
+    assert (one, many) == (18, 130)
+    assert one < plan.generation_rate(SMALL, cpu, Params(), 2)[0] < plan.generation_rate(SMALL, cpu, Params(), 4)[0] < many
+    assert plan.generation_rate(SMALL, cpu, Params(), 1000)[0] == many
+    assert plan.generation_rate(K25, cpu, Params(), 1)[0] < 0.1
+
+
+def test_money() -> None:
+    assert plan.plan(kimi(), K25, counted(), EMPTY)["money"].text == "unknown"
+    made = plan.plan(kimi(gpu_price_per_hour=5.0), K25, counted(), EMPTY)
+    assert made.value("money") == pytest.approx(made.value("minutes.total") / 60 * 8 * 5, abs=0.01)
+
+
+def test_machines_are_the_choices_of_the_parameter() -> None:
+    presets = plan.hardware_presets()
+    assert set(presets) == set(get_args(Params.model_fields["hardware"].annotation))
+    assert [h.name for h in presets.values() if not h.is_gpu] == ["cpu"]
+    assert presets["b300"].memory_gb == 288
+    for hardware in presets.values():
+        assert hardware.source
+        numbers = (hardware.memory_gb, hardware.bandwidth_gb_s, hardware.link_gb_s, hardware.bf16_tflops, hardware.compute)
+        assert all(number is not None for number in numbers) == hardware.is_gpu
+
+
+# ---- checks
+
+
+def test_memory_that_fits() -> None:
+    plan.plan(kimi(), K25, counted(), EMPTY).check()
+    plan.plan(kimi(hardware="rtx-pro-6000"), K25, counted(), EMPTY).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hardware": "rtx-pro-6000", "serve_tensor_parallel": 4}, "595.0 GB of weights; wanted at most 345.6 GB.*parallel: 8"),
+        ({"hardware": "b300", "serve_tensor_parallel": 2}, "fix: set serve_tensor_parallel: 4"),
+        (
+            {"hardware": "rtx-pro-6000", "serve_tensor_parallel": 4, "gpu_count": 4, "train_processes": 4},
+            "take a machine with 8 of these GPUs.*or 4 of hardware b200, b300",
+        ),
+    ],
+)
+def test_memory_that_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(KitError, match=message):
+        plan.plan(kimi(**changes), K25, counted(), EMPTY).check()
+
+
+def test_kimi_does_not_fit_a_small_machine() -> None:
+    made = plan.plan(Params(target_model="kimi-k2.5"), K25, counted(), EMPTY)
+    with pytest.raises(KitError, match=r"do not fit in this machine's memory.*target_model: smollm2-135m"):
+        made.check()
+
+
+def test_disk_that_is_too_small_names_what_fits() -> None:
+    disk = Disk(used=200 * 10**9, free=1000 * 10**9)
+    params = kimi(target_model="/models/k25", data_train_prompts=20_000)
+    local = dataclasses.replace(K25, source="/models/k25")
+    with pytest.raises(KitError, match=r"the disk of runs_dir would be .*data_train_prompts: \d+") as caught:
+        plan.plan(params, local, disk=disk).check()
+    fits = int(str(caught.value.fix).partition("data_train_prompts: ")[2].partition(",")[0])
+    assert 10_000 < fits < 20_000
+    plan.plan(params.replace(data_train_prompts=fits), local, disk=disk).check()
+    with pytest.raises(KitError):
+        plan.plan(params.replace(data_train_prompts=fits + 200), local, disk=disk).check()
+
+
+def test_full_disk_is_no_reason_to_refuse_a_small_run() -> None:
+    nearly_full = Disk(used=9500 * 10**9, free=500 * 10**9)
+    plan.plan(Params(), SMALL, counted(100, 200), nearly_full).check()
+
+
+def test_no_prompt_fits() -> None:
+    with pytest.raises(KitError, match=r"fix: set runs_dir to a disk with [\d.]+ [kMGT]?B free$"):
+        plan.plan(Params(), SMALL, counted(100, 200), Disk(used=10**9, free=10**6)).check()
+
+
+def test_states_that_are_there_already_need_no_room(tmp_path: Path) -> None:
+    params = Params(runs_dir=str(tmp_path), run_name="again")
+    before = plan.plan(params, SMALL, counted(10, 100), EMPTY).value("disk.needed")
+    folder = tmp_path / "again" / "hidden_states"
+    folder.mkdir(parents=True)
+    (folder / "hs_0.safetensors").write_bytes(bytes(5000))
+    assert before - plan.plan(params, SMALL, counted(10, 100), EMPTY).value("disk.needed") == 5000
+
+
+def test_download_counts_until_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    params = kimi(runs_dir=str(tmp_path / "runs"))
+    made = plan.plan(params, K25, counted(), EMPTY)
+    assert made.value("download.bytes") == 595e9
+    assert "the same disk" in made["download.bytes"].how
+    blobs = tmp_path / "models--moonshotai--Kimi-K2.5" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "a").write_bytes(bytes(1000))
+    assert plan.plan(params, K25, counted(), EMPTY).value("download.bytes") == 595e9 - 1000
+    assert plan.plan(Params(), SMALL, counted(), EMPTY).value("download.bytes") == 0
+
+
+def test_wrong_layers_stop_the_plan() -> None:
+    with pytest.raises(KitError, match="convention sglang"):
+        plan.plan(kimi(aux_layers=[1, 29, 57]), K25, counted(), EMPTY)
+
+
+# ---- for display
+
+
+def test_rows_have_everything() -> None:
+    rows = plan.plan(Params(), SMALL, disk=EMPTY).rows()
+    assert all(set(row) == {"what", "value", "how"} and row["value"] and row["how"] for row in rows)
+    names = [row["what"] for row in rows]
+    for name in ("tokens", "hidden_states.bytes", "disk.share", "train.steps", "minutes.total", "memory.fits", "money"):
+        assert name in names
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (Estimate(None, "min", ""), "unknown"),
+        (Estimate(57344, "bytes", ""), "57.3 kB"),
+        (Estimate(0.314, "share", ""), "31.4%"),
+        (Estimate(9.04, "min", ""), "9.04 min"),
+        (Estimate(600.0, "min", ""), "10.0 h"),
+        (Estimate(50500, "prompts", ""), "50,500 prompts"),
+        (Estimate(138_000, "tokens", ""), "138 k tokens"),
+        (Estimate(8.2e13, "FLOP", ""), "8.2e+13 FLOP"),
+        (Estimate("yes", "", ""), "yes"),
+    ],
+)
+def test_numbers_are_readable(estimate: Estimate, text: str) -> None:
+    assert estimate.text == text
+
+
+@pytest.mark.parametrize("name", ["money", "memory.fits"])
+def test_what_is_no_number_says_so(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is not a number"):
+        plan.plan(Params(), SMALL, counted(), EMPTY).value(name)
