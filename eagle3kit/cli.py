@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import sys
 import threading
@@ -187,7 +188,7 @@ def execute(run: Run, stage: str) -> str | None:
     source = project_path("notebooks") / f"{stage}.ipynb"
     if not source.exists():
         raise KitError(f"{source} is missing", fix="run from a checkout of eagle3kit")
-    _show_cell_output()
+    logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
         papermill.execute_notebook(
             str(source),
@@ -195,7 +196,8 @@ def execute(run: Run, stage: str) -> str | None:
             parameters=run.params.notebook_values(),
             kernel_name="python3",
             progress_bar=False,
-            log_output=True,
+            stdout_file=_Indented(),
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],
             cwd=str(project_path(".")),
         )
     except PapermillExecutionError as error:
@@ -207,23 +209,15 @@ def execute(run: Run, stage: str) -> str | None:
     return None
 
 
-def _show_cell_output() -> None:
-    """Send what cells print to standard output, and papermill's own remarks nowhere."""
-    logger = logging.getLogger("papermill")
-    logger.propagate = False
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("  %(message)s"))
-        handler.addFilter(_is_cell_output)
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+class _Indented(io.TextIOBase):
+    """Standard output for what cells print, two spaces in; tables and pictures stay in the executed notebook."""
 
-
-def _is_cell_output(record: logging.LogRecord) -> bool:
-    text = record.getMessage().strip()
-    record.msg, record.args = text, ()
-    noise = ("Executing", "Input Notebook", "Output Notebook", "Ending Cell", "<", "Passed unknown", "Unknown parameter")
-    return record.levelno >= logging.INFO and bool(text) and not text.startswith(noise)
+    def write(self, text: str) -> int:
+        """Pass on the lines of `text` that say something."""
+        for line in text.splitlines():
+            if line.strip():
+                print(f"  {line.strip()}", flush=True)
+        return len(text)
 
 
 class MemoryPeak:

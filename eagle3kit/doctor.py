@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -28,6 +29,7 @@ from eagle3kit import plan as planning
 from eagle3kit import server, target
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
+from eagle3kit.rundir import Run
 from eagle3kit.target import Gpu, Target
 
 Status = Literal["ok", "warn", "fail"]
@@ -117,6 +119,20 @@ def require(found: Iterable[Check]) -> None:
         wanted=" | ".join(f"{check.name}: {check.wanted}" for check in failed),
         fix=" | ".join(dict.fromkeys(check.fix for check in failed if check.fix)),
     )
+
+
+def record(run: Run) -> None:
+    """Record the versions and the machine that a run's figures come from."""
+    names = [*(_distribution(name, gpu) for name in WANTED for gpu in (False, True)), "python"]
+    versions = {name: installed(name) for name in dict.fromkeys(names)} | {"python": platform.python_version()}
+    run.record_all({f"versions.{name}": (version, "") for name, version in versions.items() if version}, "installed packages")
+    model = next(iter(re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    machine = {"cpu": (model, ""), "cores": (len(os.sched_getaffinity(0)), "cores"), "memory_gb": (round(memory, 1), "GB")}
+    found, _ = target.gpus()
+    if found:
+        machine["gpu"] = (f"{len(found)} x {found[0].name}", "")
+    run.record_all({f"machine.{name}": value for name, value in machine.items()}, "this machine")
 
 
 # ---- software

@@ -421,7 +421,8 @@ def explain(parent: Parent, target: Target) -> list[dict[str, str]]:
     """Rows for a table: each field of a published drafter, what it means, and whether it agrees with a target.
 
     Keys: `field`, `value`, `meaning`, `what the engine does with it`, `agrees with <target>`. A value that was not read but
-    follows from what is published is marked as implied. Agreement is `yes`, `no: ...`, `unknown`, or empty where the drafter is free.
+    follows from what is published is marked as implied. Agreement is `yes`, `no: ...`, `unknown`, or empty where the drafter is
+    free.
     """
     wanted, rows = _target_values(target), []
     for name, field in FIELDS.items():
@@ -1005,19 +1006,23 @@ def check(folder: Path) -> dict[str, Any]:
 
     Returns:
         `{"checks": [{"name", "state", "found", "wanted", "fix"}], "engine": {...}, "versions": {...}}`; `engine` is what vLLM
-        derived. A check that could not be made has failed; nothing is raised.
+        derived. A check that could not be made has failed.
+
+    Raises:
+        KitError: there is no config, or not one in speculators' form.
     """
     checks: list[dict[str, str]] = []
     results: dict[str, Any] = {}
     config = read_json(folder / "config.json", MADE_BY)
-    try:
-        meant = {k: v for k, v in _flat(config).items() if k in FIELDS}
-    except (KeyError, TypeError, IndexError) as error:
-        raise KitError(f"{folder}/config.json is not a drafter's config in speculators' form", seen=f"no {error}") from None
     if (folder / "derivation.json").exists():
         derivation = read_json(folder / "derivation.json", MADE_BY)
         meant = _kept(derivation)
         results["verifier"] = derivation.get("verifier")
+    else:
+        try:
+            meant = {key: value for key, value in _flat(config).items() if key in FIELDS}
+        except (KeyError, TypeError, IndexError) as error:
+            raise KitError(f"{folder}/config.json is not a drafter's config in speculators' form", seen=f"no {error}") from None
     for name, fix, one in (
         ("speculators reads the config back as it was meant", "correct the drafter_* parameters", _check_speculators),
         ("the trainer takes the folder for a config without weights", "remove weight files from the folder", _check_config_only),
@@ -1031,6 +1036,8 @@ def check(folder: Path) -> dict[str, Any]:
             state, found, wanted = one(folder, meant, results)
         except Exception as error:  # whatever the two programs raise is a finding about the config
             state, found, wanted = "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "no error"
+            if isinstance(error, KeyError) and error.args[0] in ("config", "vllm"):
+                found, wanted = "could not be looked at, because an earlier check failed", "that check to pass"
         checks.append({"name": name, "state": state, "found": found, "wanted": wanted, "fix": "" if state == "ok" else fix})
     return {"checks": checks, "engine": results.get("engine", {}), "versions": versions()}
 

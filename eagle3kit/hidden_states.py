@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +32,8 @@ from eagle3kit.server import Server
 if TYPE_CHECKING:
     import torch
 
-CAPTURE = ".captured"
-"""Where the server writes; on the same disk, so that taking a file over is a rename."""
+CAPTURE = "captured"
+"""Folder of the run that the server writes into; on the same disk, so that taking a file over is a rename."""
 
 
 def state_file(folder: Path, index: int) -> Path:
@@ -42,7 +43,7 @@ def state_file(folder: Path, index: int) -> Path:
 
 def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device: str) -> Server:
     """A server that answers and extracts. Nothing is started until a step needs it."""
-    store = run.path("hidden_states") / CAPTURE
+    store = run.path(CAPTURE)
     return Server(run, model, serving.extraction(layers, store, device), device)
 
 
@@ -76,8 +77,7 @@ def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, s
         step.reopen()
     with step:
         began = time.monotonic()
-        (folder / CAPTURE).mkdir(exist_ok=True)
-        adopt(folder, tokens)
+        adopt(run.path(CAPTURE), folder, tokens)
         record: dict[str, Any] = {}
         for attempt in range(2):
             report, record = verify(folder, rows, tokens, layers, hidden_size)
@@ -97,8 +97,7 @@ def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, s
         files = _digests(folder, len(rows))
         write_json(folder / "files.json", files)
         write_json(folder / "statistics.json", record)
-        for leftover in (folder / CAPTURE).iterdir():
-            leftover.unlink()
+        shutil.rmtree(run.path(CAPTURE), ignore_errors=True)  # the server makes it anew when it needs it
         size = sum(entry[0] for entry in files.values())
         step.outputs = {"files": len(files), "bytes": size, "digest": _files_digest(files)}
         run.record_all(
@@ -111,8 +110,8 @@ def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, s
         )
 
 
-def adopt(folder: Path, tokens: Any) -> int:
-    """Give captured files the name of the row whose tokens they hold. Returns how many were taken over."""
+def adopt(captured: Path, folder: Path, tokens: Any) -> int:
+    """Move captured files into `folder` under the name of the row whose tokens they hold. Returns how many were taken over."""
     from safetensors import safe_open
 
     wanted: dict[bytes, list[int]] = {}
@@ -120,7 +119,7 @@ def adopt(folder: Path, tokens: Any) -> int:
         if not state_file(folder, index).exists():
             wanted.setdefault(ids.numpy().tobytes(), []).append(index)
     adopted = 0
-    for path in sorted((folder / CAPTURE).glob("*.safetensors")):
+    for path in sorted(captured.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 key = file.get_tensor("token_ids").numpy().tobytes()
@@ -299,6 +298,7 @@ def golden(
             server.ensure()
             result = score(run, server, model, layers, eps)
             write_json(step.folder / "golden.json", result)
+            shutil.rmtree(run.path(CAPTURE), ignore_errors=True)
             step.outputs = {"positions": result["positions"]}
             run.record_all(
                 {"extraction.golden_top1": (result["top1"], "share"), "extraction.golden_mae": (result["mae"], "nats")},

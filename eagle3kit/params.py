@@ -174,7 +174,7 @@ class Params(BaseModel):
     aux_layers: list[int] = _drafter(
         [],
         "",
-        "three auxiliary layers, counted as vLLM does (id i = the output of layer i-1); [] takes 2, n//2, n-3",
+        "three auxiliary layers in vLLM's numbers (id i is the output of layer i-1); [] takes 2, n//2, n-3",
         aka=("target_layer_ids", "eagle_aux_hidden_state_layer_ids"),
     )
 

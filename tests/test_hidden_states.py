@@ -25,18 +25,19 @@ def save(path: Path, ids: list[int], **changes: Any) -> Path:
 @pytest.fixture
 def rows(run: Run) -> list[data.Row]:
     write_answers(run, [answer("a"), answer("b", generated=(4, 5, 6, 7)), answer("h")])
-    run.path("hidden_states", hidden_states.CAPTURE).mkdir(parents=True)
+    run.path("hidden_states").mkdir()
+    run.path(hidden_states.CAPTURE).mkdir()
     return data.build_rows(run, [prompt("a"), prompt("b"), prompt("h", split="heldout")], Counter(), captured=True)
 
 
 def test_captured_states_are_matched_to_rows_by_their_tokens(run: Run, rows: list[data.Row]) -> None:
     folder, tokens = run.path("hidden_states"), data.load_tokens(run)
-    captured = folder / hidden_states.CAPTURE
+    captured = run.path(hidden_states.CAPTURE)
     save(captured / "chatcmpl-1.safetensors", [1, 2, 3, 4, 5, 6])  # row 1
     save(captured / "chatcmpl-2.safetensors", [1, 2, 3, 7, 8])  # rows 0 and 2 have equal tokens
     save(captured / "chatcmpl-3.safetensors", [9, 9])  # nobody's
     (captured / "chatcmpl-4.safetensors").write_bytes(b"cut short")
-    assert hidden_states.adopt(folder, tokens) == 2
+    assert hidden_states.adopt(captured, folder, tokens) == 2
     assert hidden_states.state_file(folder, 1).exists()
     wrong, _ = hidden_states.verify(folder, rows, tokens, LAYERS, HIDDEN)
     assert list(wrong.values()) == ["missing"]
