@@ -154,7 +154,7 @@ def run_command(options: argparse.Namespace) -> int:
             worked = worked or run.fact(f"stage.{stage[:2]}.worked", 0) != worked_before
             print(f"[{stage}] done in {(time.monotonic() - stage_began) / 60:.1f} min", flush=True)
     if worked or run.fact("memory.peak_gb") is None:
-        run.record("memory.peak_gb", round(memory.highest / 1e9, 2), "GB", "peak of the sum of proportional set sizes, every 2 s")
+        run.record("memory.peak_gb", round(memory.highest / 1e9, 2), "GB", "peak of the sum of proportional set sizes, every 5 s")
     if not failed and stages == STAGES and (worked or run.fact("pipeline.minutes") is None):
         run.record("pipeline.minutes", round((time.monotonic() - began) / 60, 2), "min", "wall time of `eagle3kit run`")
     return int(failed) if finish(run) else 1
@@ -221,12 +221,12 @@ class _Indented(io.TextIOBase):
 
 
 class MemoryPeak:
-    """Samples the memory of this process and all its descendants every two seconds.
+    """Samples the memory of this process and all its descendants every few seconds.
 
     Proportional set size: memory that processes share is counted once over all of them.
     """
 
-    def __init__(self, every_s: float = 2.0) -> None:
+    def __init__(self, every_s: float = 5.0) -> None:
         self.highest = 0
         self._since = 0
         self._every_s = every_s

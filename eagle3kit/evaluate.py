@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from eagle3kit import train
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
-from eagle3kit.rundir import Run, read_json, write_json
+from eagle3kit.rundir import Run, Step, read_json, write_json
 from eagle3kit.server import Engine, Server
 
 MADE_BY = "06_evaluate"
@@ -66,63 +67,93 @@ def engines(run: Run) -> dict[str, Engine]:
     }
 
 
-# ---- one contestant
+# ---- measuring
 
 
-def measure(run: Run, model: Path | str, name: str, device: str, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Serve one contestant and ask it everything; the resumable step `eval/<name>`.
+def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
+    """Serve every contestant and ask it everything; one resumable step `eval/<name>` for each.
+
+    With `eval_side_by_side` the servers run at the same time and take turns: repeat 1 of each, repeat 2
+    of each, so that a machine that gets slower or faster meanwhile does so for all of them. A target that fills the machine's
+    memory is served by one contestant after the other.
 
     Returns:
-        `{"answers": {id: token ids}, "counters": {kind: counters}, "tokens_per_s": [...], "near": {...}, "ready_s": s}`.
+        By contestant: `{"answers": {id: token ids}, "counters": {kind: counters}, "tokens_per_s": [...], "differences": {...},
+        "ready_s": s, "paired": whether repeats were taken in turns}`.
 
     Raises:
-        KitError: the server failed; other contestants' results are kept.
+        KitError: a server failed; contestants that were finished are kept.
     """
+    steps = {name: run.step(f"eval/{name}", _inputs(run, name)) for name in CONTESTANTS}
+    missing = [name for name in CONTESTANTS if not steps[name].done]
+    for group in [missing] if run.params.eval_side_by_side else [[name] for name in missing]:
+        with ExitStack() as stack:
+            for name in group:
+                stack.enter_context(steps[name])
+            servers = {name: Server(run, model, engines(run)[name], device, say) for name in group}
+            for server in servers.values():
+                stack.callback(server.stop)
+                server.begin()
+            for server in servers.values():
+                server.wait_ready()
+            _measure_group(run, servers, steps, say)
+    return {name: read_json(step.folder / "result.json", MADE_BY) for name, step in steps.items()}
+
+
+def _inputs(run: Run, name: str) -> dict[str, Any]:
     p = run.params
-    inputs = {
+    return {
         "checkpoints": run.digest("checkpoints", train.MADE_BY) if name == "eagle3" else "",
         "data": run.digest("data", ROWS_MADE_BY),
         **p.subset(("target_dtype", "eval_prompts", "eval_max_tokens", "eval_concurrency", "eval_repeats")),
         **p.subset(("eval_speed_prompts", "eval_speed_concurrency")),
         "k": {"none": 0, "ngram": p.eval_ngram_k, "eagle3": p.eval_k}[name],
     }
-    step = run.step(f"eval/{name}", inputs)
-    result_path = step.folder / "result.json"
-    if step.done:
-        return dict(read_json(result_path, MADE_BY))
+
+
+def _measure_group(run: Run, servers: Mapping[str, Server], steps: Mapping[str, Step], say: Callable[[str], None]) -> None:
+    p = run.params
     asked = questions(run)
-    with step, Server(run, model, engines(run)[name], device, say) as server:
-        answers: dict[str, list[int]] = {}
-        counters: dict[str, dict[str, float]] = {}
-        ask(server, asked[: p.eval_speed_concurrency], 8, p.eval_speed_concurrency)  # warm-up: first requests build caches
-        began = time.monotonic()
-        for kind in sorted({question.kind for question in asked}):
-            of_kind = [question for question in asked if question.kind == kind]
-            before = spec_counters(server.metrics())
-            answers |= ask(server, of_kind, p.eval_max_tokens, p.eval_concurrency)
-            after = spec_counters(server.metrics())
-            counters[kind] = {key: after[key] - before.get(key, 0.0) for key in after} | {"prompts": len(of_kind)}
-        say(f"'{name}': {sum(map(len, answers.values()))} tokens for {len(asked)} prompts in {time.monotonic() - began:.0f} s")
-        rates = []
-        for repeat in range(p.eval_repeats):
-            began = time.monotonic()
-            few = ask(server, asked[: p.eval_speed_prompts], p.eval_max_tokens, p.eval_speed_concurrency)
-            rates.append(sum(map(len, few.values())) / (time.monotonic() - began))
-            say(f"'{name}': repeat {repeat + 1} of {p.eval_repeats}: {rates[-1]:.1f} tokens/s")
-        differences = {}
+    few = asked[: p.eval_speed_prompts]
+    results: dict[str, dict[str, Any]] = {}
+    for name, server in servers.items():
+        results[name] = _answers(run, server, asked, say)
         if name != "none":
-            baseline = read_json(run.path("eval", "none", "result.json"), MADE_BY)["answers"]
-            differences = first_differences(server, asked, baseline, answers, p.eval_max_tokens)
-        result = {
-            "answers": answers,
-            "counters": counters,
-            "tokens_per_s": [round(rate, 3) for rate in rates],
-            "differences": differences,
-            "ready_s": round(server.seconds_to_ready, 1),
-        }
-        write_json(result_path, result)
-        step.outputs = {"prompts": len(asked)}
-    return result
+            base = results.get("none") or read_json(run.path("eval", "none", "result.json"), MADE_BY)
+            differences = first_differences(server, asked, base["answers"], results[name]["answers"], p.eval_max_tokens)
+            results[name]["differences"] = differences
+    for repeat in range(p.eval_repeats):
+        for name, server in servers.items():
+            began = time.monotonic()
+            tokens = sum(map(len, ask(server, few, p.eval_max_tokens, p.eval_speed_concurrency).values()))
+            results[name]["tokens_per_s"].append(round(tokens / (time.monotonic() - began), 3))
+            say(f"repeat {repeat + 1} of {p.eval_repeats}, '{name}': {results[name]['tokens_per_s'][-1]:.1f} tokens/s")
+    for name, result in results.items():
+        write_json(steps[name].folder / "result.json", result | {"paired": len(servers) == len(CONTESTANTS)})
+        steps[name].outputs = {"prompts": len(asked)}
+
+
+def _answers(run: Run, server: Server, asked: Sequence[Question], say: Callable[[str], None]) -> dict[str, Any]:
+    p = run.params
+    answers: dict[str, list[int]] = {}
+    counters: dict[str, dict[str, float]] = {}
+    ask(server, asked[: p.eval_speed_concurrency], 8, p.eval_speed_concurrency)  # warm-up: first requests build caches
+    began = time.monotonic()
+    for kind in sorted({question.kind for question in asked}):
+        of_kind = [question for question in asked if question.kind == kind]
+        before = spec_counters(server.metrics())
+        answers |= ask(server, of_kind, p.eval_max_tokens, p.eval_concurrency)
+        after = spec_counters(server.metrics())
+        counters[kind] = {key: after[key] - before.get(key, 0.0) for key in after} | {"prompts": len(of_kind)}
+    seconds = time.monotonic() - began
+    say(f"'{server.engine.name}': {sum(map(len, answers.values()))} tokens for {len(asked)} prompts in {seconds:.0f} s")
+    return {
+        "answers": answers,
+        "counters": counters,
+        "tokens_per_s": [],
+        "differences": {},
+        "ready_s": round(server.seconds_to_ready, 1),
+    }
 
 
 def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency: int) -> dict[str, list[int]]:
@@ -262,14 +293,20 @@ def _gap(entry: Mapping[str, Any]) -> float | None:
 
 
 def speed(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Tokens per second of each contestant and the ratio to the baseline: medians, and the range over all pairs of repeats."""
+    """Tokens per second of each contestant and its ratio to the baseline.
+
+    Repeats that were taken in turns are compared pair by pair: median and range of the ratios. Otherwise the ratio is that of the
+    medians, and its range is over every repeat against every other.
+    """
     base = results["none"]["tokens_per_s"]
     ratios = {}
     for name, result in results.items():
         if name != "none":
-            pairs = [mine / theirs for mine in result["tokens_per_s"] for theirs in base]
-            median = statistics.median(result["tokens_per_s"]) / statistics.median(base)
-            ratios[name] = {"median": median, "low": min(pairs), "high": max(pairs)}
+            mine = result["tokens_per_s"]
+            paired = bool(result.get("paired")) and len(mine) == len(base)
+            pairs = [a / b for a, b in zip(mine, base, strict=True)] if paired else [a / b for a in mine for b in base]
+            median = statistics.median(pairs) if paired else statistics.median(mine) / statistics.median(base)
+            ratios[name] = {"median": median, "low": min(pairs), "high": max(pairs), "paired": paired}
     return {"contestants": {name: {"tokens_per_s": list(r["tokens_per_s"])} for name, r in results.items()}, "ratios": ratios}
 
 

@@ -230,6 +230,9 @@ class Params(BaseModel):
     eval_speed_concurrency: int = _evaluation(1, "requests", "requests in flight while speed is measured", ge=1)
     eval_repeats: int = _evaluation(3, "runs", "speed measurements of each contestant; fewer than 3 give no spread", ge=1)
     eval_ngram_k: int = _evaluation(4, "tokens", "tokens drafted at each step by the n-gram baseline", ge=1, le=16)
+    eval_side_by_side: bool = _evaluation(
+        True, "", "run the servers that are compared at the same time, taking turns; needs the target's memory three times"
+    )
 
     serve_max_model_len: int = _serving(1024, "tokens", "longest context that the server accepts", aka=("max_model_len",), ge=16)
     serve_max_num_seqs: int = _serving(

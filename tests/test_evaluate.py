@@ -115,7 +115,13 @@ def timed(**rates: list[float]) -> dict[str, Any]:
 
 def test_speed_is_a_ratio_of_medians_with_the_range_of_all_pairs() -> None:
     fast = evaluate.speed(timed(none=[10.0, 10.0, 20.0], eagle3=[15.0, 12.0, 18.0]))
-    assert fast["ratios"]["eagle3"] == {"median": 1.5, "low": 0.6, "high": 1.8}
+    assert fast["ratios"]["eagle3"] == {"median": 1.5, "low": 0.6, "high": 1.8, "paired": False}
+
+
+def test_repeats_taken_in_turns_are_compared_in_pairs() -> None:
+    results = timed(none=[10.0, 20.0, 40.0], eagle3=[15.0, 24.0, 80.0])
+    results["eagle3"]["paired"] = True
+    assert evaluate.speed(results)["ratios"]["eagle3"] == {"median": 1.5, "low": 1.2, "high": 2.0, "paired": True}
 
 
 @pytest.mark.parametrize(("rates", "says"), [([15.0] * 3, "faster"), ([5.0] * 3, "slower"), ([9.0, 10.0, 11.0], "no difference")])
