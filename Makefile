@@ -22,7 +22,7 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 lab: $(VENV)/ready
-	$(BIN)/jupyter lab --ip=127.0.0.1 notebooks/
+	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/
 
 env: $(VENV)/ready
 

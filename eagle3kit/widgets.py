@@ -182,7 +182,7 @@ def as_table(rows: Iterable[Mapping[str, Any]], caption: str = "", columns: Sequ
     def look(i: int, head: bool) -> str:
         weight = "font-weight: 600; border-bottom: 2px solid rgba(128, 128, 128, .5)" if head else f"border-bottom: {_LINE}"
         return f"text-align: {'right' if right[i] else 'left'}; padding: .25em .8em; vertical-align: top; {weight}" + (
-            "; font-variant-numeric: tabular-nums" if right[i] else "; white-space: pre-wrap; overflow-wrap: anywhere"
+            "; font-variant-numeric: tabular-nums" if right[i] else "; white-space: pre-wrap; overflow-wrap: break-word"
         )
 
     head = tag("tr", *(tag("th", name, scope="col", style=look(i, True)) for i, name in enumerate(names)))
@@ -233,7 +233,7 @@ def as_check_list(checks: Iterable[object], caption: str = "") -> Shown:
     words = {"fail": "failed", "warn": "to look at", "unknown": "unknown", "ok": "fine"}
     caption = caption or (", ".join(f"{counts[state]} {words[state]}" for state in words if counts[state]) or "no checks")
     extra = [key for key in ("found", "wanted", "fix") if any(row[key] for row in rows)]
-    look = f"text-align: left; padding: .25em .8em; vertical-align: top; overflow-wrap: anywhere; border-bottom: {_LINE}"
+    look = f"text-align: left; padding: .25em .8em; vertical-align: top; overflow-wrap: break-word; border-bottom: {_LINE}"
     head = tag("tr", *(tag("th", name, scope="col", style=look) for name in ("", "check", *extra)))
     body = []
     for row in rows:
@@ -327,7 +327,7 @@ def _sample(tokens: Sequence[tuple[str, bool]]) -> Shown:
     mark = "background: rgba(0, 114, 178, .22); color: inherit; border-bottom: 2px solid #56B4E9; padding: .05em 0"
     body = join(tag("mark", "".join(texts), style=mark) if on else "".join(texts) for texts, on in runs)
     box = (
-        f"white-space: pre-wrap; overflow-wrap: anywhere; padding: .6em .8em; border: {_LINE}; max-height: 28em; overflow-y: auto"
+        f"white-space: pre-wrap; overflow-wrap: break-word; padding: .6em .8em; border: {_LINE}; max-height: 28em; overflow-y: auto"
     )
     made = tag(
         "div",

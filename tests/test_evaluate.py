@@ -53,6 +53,20 @@ def test_al_is_one_plus_the_sum_of_unconditional_rates(steps: list[int]) -> None
     assert all(0 <= rate <= 1 for rate in found["conditional"])
 
 
+def test_the_interval_holds_the_figure_and_is_a_point_when_kinds_agree() -> None:
+    even = {
+        "a": {"drafts": 10.0, "accepted_tokens": 5.0, "prompts": 1},
+        "b": {"drafts": 20.0, "accepted_tokens": 10.0, "prompts": 1},
+    }
+    found = evaluate.acceptance(even, 1)
+    assert found["al_low"] == pytest.approx(found["al"]) == pytest.approx(found["al_high"])
+    uneven = even | {"c": {"drafts": 30.0, "accepted_tokens": 27.0, "prompts": 1}}
+    found = evaluate.acceptance(uneven, 1)
+    assert found["al_low"] == pytest.approx(1.5)
+    assert found["al_high"] == pytest.approx(1.9)
+    assert found["al_low"] < found["al"] < found["al_high"]
+
+
 def test_no_draft_is_an_error() -> None:
     with pytest.raises(KitError, match="counted no draft"):
         evaluate.acceptance({"any": {"prompts": 1}}, 3)

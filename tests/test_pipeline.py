@@ -5,13 +5,18 @@ One small run serves all tests, in the order below: each test leaves it further 
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from pipeline import Pipeline, wait_for
+from pipeline import ROOT, Pipeline, wait_for
+
+BIN = Path(sys.executable).parent
 
 PARAMS = """
 run_name: test
@@ -23,7 +28,7 @@ data_train_prompts: 40
 data_heldout_prompts: 10
 data_max_response_tokens: 24
 data_seq_length: 256
-data_concurrency: 8
+data_concurrency: 16
 draft_vocab_size: 2048
 vocab_min_coverage: 0.5
 golden_samples: 3
@@ -127,12 +132,47 @@ def test_served_acceptance_agrees_with_training(pipeline: Pipeline) -> None:
 def test_repeated_it_does_nothing(pipeline: Pipeline) -> None:
     before, logs = pipeline.facts(), {path: path.stat().st_mtime for path in (pipeline.root / "logs").glob("*.log")}
     began = time.monotonic()
-    status, output = pipeline.run()
-    assert status == 0, output[-3000:]
+    done = subprocess.run(["make", "run", f"PARAMS={pipeline.file}"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert f"report: {pipeline.folder}/reports/test.html" in done.stdout
     assert {path: path.stat().st_mtime for path in (pipeline.root / "logs").glob("*.log")} == logs
     unchanged = {name: value for name, value in pipeline.facts().items() if not name.endswith("peak_gb")}
     assert unchanged == {name: value for name, value in before.items() if not name.endswith("peak_gb")}
     assert time.monotonic() - began < 300  # measured in benchmarks; this only catches work done again
+
+
+def test_one_notebook_runs_alone_under_papermill(pipeline: Pipeline, tmp_path: Path) -> None:
+    command = [BIN / "papermill", "notebooks/04_vocab_map.ipynb", tmp_path / "out.ipynb", "-f", pipeline.file]
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "held-out coverage" in (tmp_path / "out.ipynb").read_text()
+
+
+def test_an_unknown_parameter_stops_papermill(pipeline: Pipeline, tmp_path: Path) -> None:
+    command = [
+        BIN / "papermill",
+        "notebooks/04_vocab_map.ipynb",
+        tmp_path / "out.ipynb",
+        "-f",
+        pipeline.file,
+        "-p",
+        "draft_vocab",
+        "9",
+    ]
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "draft_vocab_size" in done.stderr
+
+
+def test_the_report_can_be_written_again(pipeline: Pipeline) -> None:
+    report = pipeline.folder / "reports" / "test.html"
+    report.unlink()
+    done = subprocess.run(
+        [str(BIN / "eagle3kit"), "report", str(pipeline.file)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert report.exists()
+    assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", report.read_text())
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "delete"])
