@@ -145,17 +145,22 @@ def run_command(options: argparse.Namespace) -> int:
             stage_began = time.monotonic()
             worked_before = run.fact(f"stage.{stage[:2]}.worked", 0)
             message = execute(run, stage)
-            run.record(f"stage.{stage[:2]}.peak_gb", round(memory.take() / 1e9, 2), "GB", "sum over all processes of the run")
+            peak = round(memory.take() / 1e9, 2)
             if message is not None:
                 print(f"[{stage}] failed: {message}", flush=True)
                 run.record_failure(stage, message)
                 failed = True
                 break
-            worked = worked or run.fact(f"stage.{stage[:2]}.worked", 0) != worked_before
+            if run.fact(f"stage.{stage[:2]}.worked", 0) != worked_before:
+                worked = True
+                run.record(f"stage.{stage[:2]}.peak_gb", peak, "GB", "sum over all processes of the run")
             print(f"[{stage}] done in {(time.monotonic() - stage_began) / 60:.1f} min", flush=True)
-    if worked or run.fact("memory.peak_gb") is None:
-        run.record("memory.peak_gb", round(memory.highest / 1e9, 2), "GB", "peak of the sum of proportional set sizes, every 5 s")
-    if not failed and stages == STAGES and (worked or run.fact("pipeline.minutes") is None):
+    if worked:
+        peaks = [run.fact(f"stage.{stage[:2]}.peak_gb", 0.0) for stage in STAGES]
+        run.record(
+            "memory.peak_gb", max(peaks), "GB", "highest of the stages: proportional set sizes of all processes, every 5 s"
+        )
+    if not failed and stages == STAGES and worked:
         run.record("pipeline.minutes", round((time.monotonic() - began) / 60, 2), "min", "wall time of `eagle3kit run`")
     return int(failed) if finish(run) else 1
 
@@ -198,13 +203,14 @@ def execute(run: Run, stage: str) -> str | None:
             progress_bar=False,
             stdout_file=_Indented(),
             extra_arguments=["--IPKernelApp.log_level=ERROR"],
+            start_timeout=300,
             cwd=str(project_path(".")),
         )
     except PapermillExecutionError as error:
         if error.ename in ("KitError", "ParamError"):
             return str(error.evalue)
         return f"{error.ename}: {error.evalue} (the traceback is in {run.path('notebooks', f'{stage}.ipynb')})"
-    except (PapermillException, RuntimeError) as error:  # a kernel that died comes as a RuntimeError
+    except (PapermillException, RuntimeError, OSError) as error:  # a kernel that died comes as a RuntimeError
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'the kernel died'}"
     return None
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.process import run_tool
-from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_atomic, write_json
+from eagle3kit.rundir import Run, read_json, value_digest, write_atomic, write_json
 from eagle3kit.server import Server
 
 MADE_BY = "03_extract_hidden_states"
@@ -134,6 +134,13 @@ def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
         rows, dropped = _source_rows(params)
         raw = _split(rows, params)
     prompts = {split: list(_prompts(raw[split], split, dropped)) for split in _SPLITS}
+    ids: set[str] = set()
+    for split in _SPLITS:
+        unique = {prompt.id: prompt for prompt in reversed(prompts[split]) if prompt.id not in ids}
+        dropped["id used twice"] += len(prompts[split]) - len(unique)
+        ids.update(unique)
+        prompts[split] = [prompt for prompt in prompts[split] if unique.get(prompt.id) is prompt]
+    dropped = +dropped  # without the zeros
     heldout_texts = {prompt.normalized for prompt in prompts["heldout"]}
     overlapping = [prompt for prompt in prompts["train"] if prompt.normalized in heldout_texts]
     if overlapping:
@@ -245,7 +252,9 @@ def answer(run: Run, server: Server, say: Callable[[int, int], None]) -> list[Ro
             seconds = time.monotonic() - began
             rows = build_rows(run, prompts, dropped, captured=server.engine.name == "extraction")
             new_tokens = _answer_tokens(step.folder) - tokens_before
-            step.outputs = {"rows": len(rows), "digest": file_digest(step.folder / "rows.json")}
+            tokens = load_tokens(run)
+            content = [[ids.tolist(), mask.tolist()] for ids, mask in zip(tokens["input_ids"], tokens["loss_mask"], strict=True)]
+            step.outputs = {"rows": len(rows), "digest": value_digest(content)}
             _record(run, rows, prompts, new_tokens, seconds)
     return load_rows(run)[0]
 
@@ -305,14 +314,11 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
     command += ["--endpoint", f"{server.url}/v1/chat/completions", "--dataset", str(asked), "--outfile", str(responses)]
     command += ["--max-tokens", str(p.data_seq_length), "--concurrency", str(p.data_concurrency), "--resume"]
     command += ["--sampling-params", json.dumps(sampling)]
-    told = 0.0
+    tail = _Tail(responses)
 
     def progress() -> None:
-        nonlocal told
         server.require_alive()
-        if time.monotonic() - told >= 1:
-            told = time.monotonic()
-            say(len(finished_conversations(responses)), len(prompts))
+        say(tail.conversations(), len(prompts))
 
     run_tool(
         "regenerate-responses",
@@ -324,9 +330,20 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
     )
 
 
-def finished_conversations(responses: Path) -> set[str]:
-    """Ids of the prompts that `responses.jsonl` has at least one whole row of."""
-    return {row["primary_id"] for row in _whole_rows(responses)}
+class _Tail:
+    """Counts the conversations in a growing file, reading each byte once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._ids = path, 0, set[str]()
+
+    def conversations(self) -> int:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole) + len(newline)
+            self._ids.update(json.loads(line)["primary_id"] for line in whole.splitlines() if line.strip())
+        return len(self._ids)
 
 
 def _whole_rows(responses: Path) -> list[dict[str, Any]]:
@@ -384,6 +401,13 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
     missing = set(by_id) - {row["primary_id"] for row in answers}
     if missing:
         dropped["the target gave no answer"] += len(missing)
+        if len(missing) > max(1, MAX_UNANSWERED * len(prompts)):
+            raise KitError(
+                "the target left too many prompts without an answer",
+                seen=f"{len(missing)} of {len(prompts)}; the first error is {_first_error(folder)}",
+                wanted=f"at most {MAX_UNANSWERED:.0%}",
+                fix="run the notebook again: answered prompts are kept",
+            )
     rows: list[Row] = []
     table: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
     for answer in answers:
@@ -412,6 +436,16 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
         {"rows": [asdict(row) for row in rows], "prompts": len(prompts), "answers": len(answers), "dropped": dict(dropped)},
     )
     return rows
+
+
+MAX_UNANSWERED = 0.02
+"""Share of prompts that may stay without an answer: a few empty generations are normal, a failing server is not."""
+
+
+def _first_error(folder: Path) -> str:
+    for row in _whole_rows(folder / "responses.errors.jsonl"):
+        return str(row.get("metadata", {}).get("error", "unknown"))[:200]
+    return "unknown"
 
 
 def check_masks(masks: Sequence[Sequence[int]], low: float = 0.02, high: float = 0.98) -> float:

@@ -83,7 +83,7 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
         "ready_s": s, "paired": whether repeats were taken in turns}`.
 
     Raises:
-        KitError: a server failed; contestants that were finished are kept.
+        KitError: a server failed. Contestants of an earlier call are kept; of those served side by side, none.
     """
     steps = {name: run.step(f"eval/{name}", _inputs(run, name)) for name in CONTESTANTS}
     missing = [name for name in CONTESTANTS if not steps[name].done]
@@ -270,11 +270,13 @@ def acceptance(counters: Mapping[str, Mapping[str, float]], k: int) -> dict[str,
     }
 
 
-def _interval(groups: Sequence[Mapping[str, float]], draws: int = 2000) -> tuple[float, float]:
+def _interval(groups: Sequence[Mapping[str, float]], draws: int = 2000) -> tuple[float | None, float | None]:
     """95 % bootstrap interval of the acceptance length, kinds of prompt drawn with replacement.
 
     Kinds differ far more than prompts of a kind do, so this says how much the figure depends on which kinds were asked.
     """
+    if len(groups) < 2:
+        return None, None
     chance = random.Random(0)  # noqa: S311 - a reproducible interval, not a secret
     found = []
     for _ in range(draws):
@@ -364,6 +366,7 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
     facts: dict[str, tuple[Any, str]] = {
         f"acceptance.{name.replace('_', '.')}": (round(accepted[name], 4), "tokens/forward")
         for name in ("al", "al_low", "al_high")
+        if accepted[name] is not None
     }
     for name in ("unconditional", "conditional"):
         label = "position" if name == "unconditional" else name

@@ -26,7 +26,7 @@ from eagle3kit import server as serving
 from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.process import run_tool
-from eagle3kit.rundir import Run, file_digest, read_json, write_json
+from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
 from eagle3kit.server import Server
 
 if TYPE_CHECKING:
@@ -41,9 +41,19 @@ def state_file(folder: Path, index: int) -> Path:
     return folder / f"hs_{index}.safetensors"
 
 
+def capture_folder(run: Run, model: str | Path, layers: Sequence[int]) -> Path:
+    """Where a server writes the states of these layers of this target.
+
+    A file does not say which layers it holds. A folder of its own for each choice keeps those of an interrupted run with other
+    layers, weights or number type from being taken for these.
+    """
+    choice = [str(model), list(layers), *run.params.subset(("target_revision", "target_dtype")).values()]
+    return run.path(CAPTURE, value_digest(choice)[:12])
+
+
 def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device: str) -> Server:
     """A server that answers and extracts. Nothing is started until a step needs it."""
-    store = run.path(CAPTURE)
+    store = capture_folder(run, model, layers)
     return Server(run, model, serving.extraction(layers, store, device), device)
 
 
@@ -77,7 +87,7 @@ def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, s
         step.reopen()
     with step:
         began = time.monotonic()
-        adopt(run.path(CAPTURE), folder, tokens)
+        adopt(capture_folder(run, server.model, layers), folder, tokens)
         record: dict[str, Any] = {}
         for attempt in range(2):
             report, record = verify(folder, rows, tokens, layers, hidden_size)
@@ -304,6 +314,7 @@ def golden(
                 {"extraction.golden_top1": (result["top1"], "share"), "extraction.golden_mae": (result["mae"], "nats")},
                 f"{result['positions']} positions of {result['sequences']} sequences against the server's prompt_logprobs",
             )
+            judge(result, run.params.golden_min_top1, run.params.golden_max_mae)  # a failed check is not finished
     result = read_json(step.folder / "golden.json", MADE_BY)
     judge(result, run.params.golden_min_top1, run.params.golden_max_mae)
     say(f"golden check: top-1 {result['top1']:.1%} of {result['positions']} positions, mean error {result['mae']:.1e} nats")

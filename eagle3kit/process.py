@@ -107,10 +107,14 @@ class Child:
 
 
 def end_leftover(record: Path) -> None:
-    """End the session that a `.pid` record names, if it is still that very process, and delete the record."""
+    """End the session that a `.pid` record names, and delete the record.
+
+    When the session's first process is gone, whoever is still in the session is ours: the system gives its number to nobody else
+    before the last of them ends. When a process with that number lives but began at another time, the session is somebody else's.
+    """
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
         note = json.loads(record.read_bytes())
-        if note["started"] is not None and started_at(note["session"]) == note["started"]:
+        if started_at(note["session"]) in (None, note["started"]):
             supervise.end_session(note["session"])
     record.unlink(missing_ok=True)
 

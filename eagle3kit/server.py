@@ -116,6 +116,8 @@ def command(params: Params, model: str | Path, engine: Engine, port: int, device
     else:
         arguments += ["--tensor-parallel-size", str(params.serve_tensor_parallel)]
         arguments += ["--gpu-memory-utilization", str(params.serve_gpu_memory_utilization)]
+    if not Path(model).is_dir():
+        arguments += ["--revision", params.target_revision]
     if params.trust_remote_code:
         arguments += ["--trust-remote-code"]
     arguments += [*engine.arguments, *params.serve_extra_args]

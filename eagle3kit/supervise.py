@@ -10,6 +10,7 @@ that it costs nothing to start and nothing it imports can break it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -51,9 +52,34 @@ def end_session(session: int, grace_s: float = GRACE_S) -> None:
         number = signal.SIGKILL
 
 
+def children(parent: int) -> list[int]:
+    """Process ids of a process's own children, zombies left out."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{entry}/stat", "rb") as file:
+                state, its_parent = file.read().rpartition(b")")[2].split()[:2]
+                if int(its_parent) == parent and state not in (b"Z", b"X"):
+                    found.append(int(entry))
+    return found
+
+
+def adopt_orphans() -> None:
+    """Have descendants whose parent ends become children of this process (Linux: PR_SET_CHILD_SUBREAPER)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def close_input(*_: object) -> None:
+    """Close standard input, which ends the loop in `main`; harmless a second time."""
+    with contextlib.suppress(OSError):
+        os.close(0)
+
+
 def main(command: list[str]) -> int:
     """Run `command` in a session of its own until it ends or standard input closes. Returns its exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # the owner's stop: treated like the owner's end
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, close_input)  # the owner's stop: treated like the owner's end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is the owner's to handle
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     while child.poll() is None:
@@ -63,7 +89,11 @@ def main(command: list[str]) -> int:
         except (OSError, ValueError):
             break
     end_session(child.pid)
-    return child.wait()
+    status = child.wait()
+    for orphan in children(os.getpid()):  # what left the session, as torchrun's workers do, came to us when its parent ended
+        with contextlib.suppress(ProcessLookupError):
+            end_session(os.getsid(orphan))
+    return status
 
 
 if __name__ == "__main__":

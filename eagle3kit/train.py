@@ -36,6 +36,7 @@ TUNED = (
     "train_scheduler",
     "train_warmup_share",
     "train_weight_decay",
+    "train_processes",
     "seed",
 )
 """Parameters that change the result of training: inputs of its step."""
@@ -125,6 +126,7 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
                 )
             seconds = time.monotonic() - began
             last = last_checkpoint(step.folder)
+            require_finished(last, run.params.train_epochs)
             step.outputs = {"checkpoint": last.name}
             _record(run, read_log(log), seconds)
     return read_log(log)
@@ -139,12 +141,44 @@ def _environment(run: Run, device: str) -> dict[str, str]:
 
 def drop_unfinished(folder: Path) -> None:
     """Delete checkpoints that a kill cut short: the trainer writes `training_state.json` last, and would resume from any."""
+    validated = {row["epoch"] for row in read_log(folder / "log.jsonl") if row["split"] == "val"}
     for checkpoint in _checkpoints(folder):
-        if not (checkpoint / "training_state.json").exists():
+        state = _state(checkpoint)
+        # The trainer saves an epoch and validates it after that; resumed from there it would never validate that epoch.
+        ended_unseen = state is not None and state.get("local_step") == 0 and int(checkpoint.name) not in validated
+        if state is None or ended_unseen:
             shutil.rmtree(checkpoint)
     for link in folder.glob("epoch*_*"):
         if link.is_symlink() and not link.exists():
             link.unlink()
+
+
+def _state(checkpoint: Path) -> dict[str, Any] | None:
+    path = checkpoint / "training_state.json"
+    try:
+        weights = (checkpoint / "model.safetensors").stat().st_mtime_ns
+        if path.stat().st_mtime_ns < weights:  # a later save over this one was cut short
+            return None
+        state: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return state
+
+
+def require_finished(checkpoint: Path, epochs: int) -> None:
+    """Raise unless a checkpoint is the end of the last epoch: asked to stop, the trainer ends with status 0.
+
+    Raises:
+        KitError: the training ended early.
+    """
+    state = _state(checkpoint)
+    if state is None or state.get("epoch") != epochs - 1 or state.get("local_step") != 0:
+        raise KitError(
+            "the training ended before its last epoch",
+            seen=f"checkpoint {checkpoint.name}",
+            wanted=f"the end of epoch {epochs}",
+            fix=f"run notebook {MADE_BY} again: it goes on from there",
+        )
 
 
 def _checkpoints(folder: Path) -> list[Path]:

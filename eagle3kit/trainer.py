@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -108,7 +109,7 @@ def write_metrics(cli: Any, path: Path) -> None:
 
     def setup_and_add(*args: Any, **kwargs: Any) -> None:
         setup(*args, **kwargs)
-        if cli.get_rank() == 0:
+        if os.environ.get("RANK", "0") == "0":  # the process group is set up later
             logging.getLogger("speculators.metrics").addHandler(JsonLines(path))
 
     cli.setup_metric_logger = setup_and_add

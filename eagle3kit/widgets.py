@@ -326,9 +326,7 @@ def _sample(tokens: Sequence[tuple[str, bool]]) -> Shown:
     legend = f"{len(tokens):,} tokens, {count:,} supervised{share}"
     mark = "background: rgba(0, 114, 178, .22); color: inherit; border-bottom: 2px solid #56B4E9; padding: .05em 0"
     body = join(tag("mark", "".join(texts), style=mark) if on else "".join(texts) for texts, on in runs)
-    box = (
-        f"white-space: pre-wrap; overflow-wrap: break-word; padding: .6em .8em; border: {_LINE}; max-height: 28em; overflow-y: auto"
-    )
+    box = f"white-space: pre-wrap; overflow-wrap: break-word; padding: .6em; border: {_LINE}; max-height: 28em; overflow-y: auto"
     made = tag(
         "div",
         tag("div", f"{legend}: those underlined and shaded", style="opacity: .85; margin: .5em 0 .3em"),

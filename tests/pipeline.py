@@ -18,12 +18,16 @@ ROOT = Path(__file__).parents[1]
 class Pipeline:
     """One run of `eagle3kit run` with a params file of its own."""
 
-    def __init__(self, folder: Path, params: str) -> None:
+    def __init__(self, folder: Path, params: str, name: str = "test") -> None:
         self.folder = folder
-        self.file = folder / "test.yaml"
+        self.file = folder / f"{name}.yaml"
         self.file.write_text(params)
-        self.root = folder / "runs" / "test"
-        self.output = folder / "output.log"
+        self.root = folder / "runs" / name
+        self.output = folder / f"{name}.log"
+
+    def beside(self, name: str, params: str) -> "Pipeline":
+        """Another run in the same folder, with a params file of its own."""
+        return Pipeline(self.folder, params, name)
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start it and return at once."""

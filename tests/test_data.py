@@ -118,7 +118,7 @@ def test_no_line_makes_a_traceback(tmp_path_factory: pytest.TempPathFactory, lin
 
 
 def test_turns_of_keeps_system_and_user_turns_in_either_form() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "tool", "content": "t"}]},
         {"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, None, {"from": 3, "value": "x"}]},
     ]
@@ -177,6 +177,20 @@ def test_every_prompt_is_kept_or_dropped_for_a_reason(run: Run) -> None:
     assert dropped == {"longer than data_seq_length": 1, "fewer than 2 generated tokens": 1, "the target gave no answer": 1}
     assert len(prompts) == len(rows) + sum(dropped.values())
     assert {row["what"] for row in data.account(rows, dropped)} >= {"train rows", "heldout rows"}
+
+
+def test_a_target_that_answers_little_is_an_error(run: Run) -> None:
+    prompts = [*(prompt(f"p{i}") for i in range(9)), prompt("h", split="heldout")]
+    run.path("data", "responses.errors.jsonl").write_text(json.dumps({"id": "p3", "metadata": {"error": "refused"}}) + "\n")
+    with pytest.raises(KitError, match="too many prompts without an answer; seen 8 of 10; the first error is refused"):
+        rows_of(run, [answer("p0"), answer("h")], prompts)
+
+
+def test_an_id_is_used_once_over_both_splits(tmp_path: Path) -> None:
+    rows: list[bytes | dict[str, Any]] = [conversation(f"question {i}") | {"id": f"id-{i // 2}"} for i in range(40)]
+    prompts, dropped = data.load_prompts(source(tmp_path, rows))
+    assert len({p.id for p in prompts}) == len(prompts) == 20
+    assert dropped["id used twice"] == 20
 
 
 def test_no_row_of_a_split_is_an_error(run: Run) -> None:

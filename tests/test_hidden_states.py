@@ -43,6 +43,11 @@ def test_captured_states_are_matched_to_rows_by_their_tokens(run: Run, rows: lis
     assert list(wrong.values()) == ["missing"]
 
 
+def test_states_of_other_layers_are_captured_elsewhere(run: Run) -> None:
+    folders = {hidden_states.capture_folder(run, model, layers) for model in ("a", "b") for layers in ([1, 2], [1, 3])}
+    assert len(folders) == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

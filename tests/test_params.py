@@ -288,10 +288,9 @@ def test_shipped_file_means_the_same_to_papermill(path: Path) -> None:
     assert load({"In": [""], **values}) == load_file(path)
 
 
-def test_local_is_the_defaults() -> None:
-    """local.yaml writes the defaults out; it differs where a file must: headless, and the device named."""
+def test_local_is_a_small_headless_run_on_a_cpu() -> None:
     p = load_file(ROOT / "params" / "local.yaml")
-    assert {name for name in SPECS if getattr(p, name) != SPECS[name].default} == {"interactive", "device"}
+    assert (p.target_model, p.device, p.interactive, p.gpu_count) == ("smollm2-135m", "cpu", False, 0)
 
 
 # --- origins -------------------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 One small run serves all tests, in the order below: each test leaves it further along, so that every server start counts twice.
 """
 
+import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from pipeline import ROOT, Pipeline, wait_for
+from safetensors.torch import load_file
 
 BIN = Path(sys.executable).parent
 
@@ -52,7 +54,12 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 def server_pids(pipeline: Pipeline) -> list[psutil.Process]:
-    return [process for process in pipeline.processes() if "vllm.entrypoints" in " ".join(process.cmdline())]
+    found = []
+    for process in pipeline.processes():
+        with contextlib.suppress(psutil.Error):
+            if "vllm.entrypoints" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def test_sigterm_while_a_server_starts_leaves_nothing(pipeline: Pipeline) -> None:
@@ -71,9 +78,10 @@ def test_sigkill_in_the_middle_of_extraction_leaves_nothing(pipeline: Pipeline) 
 def test_a_killed_server_fails_the_stage_in_one_line_and_is_reported(pipeline: Pipeline) -> None:
     kept = {row["id"]: row["input_ids"] for row in pipeline.answers()}
     process = pipeline.start("--from", "03_extract_hidden_states")
-    wait_for(lambda: len(pipeline.answers()) > len(kept) + 4 or process.poll() is not None, 400)
+    assert wait_for(lambda: len(pipeline.answers()) > len(kept) + 4 or process.poll() is not None, 400)
     for server in server_pids(pipeline):
-        os.kill(server.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.kill()
     assert process.wait(300) == 1
     assert pipeline.nothing_left()
     output = pipeline.output.read_text()
@@ -136,8 +144,7 @@ def test_repeated_it_does_nothing(pipeline: Pipeline) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert f"report: {pipeline.folder}/reports/test.html" in done.stdout
     assert {path: path.stat().st_mtime for path in (pipeline.root / "logs").glob("*.log")} == logs
-    unchanged = {name: value for name, value in pipeline.facts().items() if not name.endswith("peak_gb")}
-    assert unchanged == {name: value for name, value in before.items() if not name.endswith("peak_gb")}
+    assert pipeline.facts() == before
     assert time.monotonic() - began < 300  # measured in benchmarks; this only catches work done again
 
 
@@ -192,27 +199,33 @@ def test_damage_is_found_before_training(pipeline: Pipeline, damage: str) -> Non
 def test_a_corrupt_file_is_extracted_anew(pipeline: Pipeline) -> None:
     folder, before = pipeline.root / "hidden_states", pipeline.facts()
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("hs_*.safetensors")}
+    was = {name: load_file(folder / name)["hidden_states"] for name in ("hs_5.safetensors", "hs_7.safetensors")}
     hurt(folder / "hs_5.safetensors", "flip")
     hurt(folder / "hs_7.safetensors", "truncate")
     status, output = pipeline.run("--from", "03_extract_hidden_states", "--to", "03_extract_hidden_states")
     assert status == 0, output[-3000:]
     assert pipeline.nothing_left()
     now = {path.name: path.stat().st_mtime_ns for path in folder.glob("hs_*.safetensors")}
-    assert {name for name in times if now[name] != times[name]} == {"hs_5.safetensors", "hs_7.safetensors"}
+    assert {name for name in times if now[name] != times[name]} == set(was)
+    for name, states in was.items():
+        torch.testing.assert_close(load_file(folder / name)["hidden_states"], states, rtol=1e-3, atol=1e-2)
     assert {name: pipeline.facts()[name] for name in EXTRACTED} == {name: before[name] for name in EXTRACTED}
 
 
 def test_an_interrupted_run_has_the_facts_of_an_undisturbed_one(pipeline: Pipeline) -> None:
-    text = PARAMS.format(folder=pipeline.folder).replace("run_name: test", "run_name: undisturbed")
-    other = Pipeline(pipeline.folder, text)
-    other.root = pipeline.folder / "runs" / "undisturbed"
+    other = pipeline.beside(
+        "undisturbed", PARAMS.format(folder=pipeline.folder).replace("run_name: test", "run_name: undisturbed")
+    )
     status, output = other.run("--to", "03_extract_hidden_states")
     assert status == 0, output[-3000:]
     assert {name: other.facts()[name] for name in EXTRACTED} == {name: pipeline.facts()[name] for name in EXTRACTED}
+    tokens = [{row["id"]: row["input_ids"] for row in each.answers()} for each in (other, pipeline)]
+    same = sum(tokens[0][name] == tokens[1][name] for name in tokens[0])
+    assert same >= 0.95 * len(tokens[0])  # another batch can turn a tie between two tokens
 
 
 def test_other_parameters_are_refused_by_name(pipeline: Pipeline) -> None:
-    changed = Pipeline(pipeline.folder, PARAMS.format(folder=pipeline.folder).replace("2048", "1024"))
+    changed = pipeline.beside("changed", PARAMS.format(folder=pipeline.folder).replace("2048", "1024"))
     status, output = changed.run("--from", "04_vocab_map", "--to", "04_vocab_map")
     assert status == 1
     assert "another size" in output

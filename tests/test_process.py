@@ -72,6 +72,17 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next_start(tmp_path: Path
     second.stop()
 
 
+def test_stop_ends_what_is_left_when_supervisor_and_first_process_were_killed(tmp_path: Path) -> None:
+    child = family(tmp_path)
+    assert child.session is not None
+    os.kill(child._process.pid, signal.SIGKILL)
+    os.kill(child.session, signal.SIGKILL)
+    session = child.session
+    assert wait_for(lambda: len(supervise.session_members(session)) == 1, 5)
+    child.stop()
+    assert supervise.session_members(child.session) == []
+
+
 def test_a_record_of_another_process_with_the_same_pid_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], start_new_session=True) as bystander:
         write_json(tmp_path / "x.pid", {"session": bystander.pid, "started": "1"})

@@ -63,7 +63,7 @@ def test_two_processes_cannot_work_on_one_step(run: Run) -> None:
 
 
 def test_digest_follows_inputs_and_outputs_only(run: Run) -> None:
-    digests = []
+    digests: list[str] = []
     for outputs in ({"a": 1}, {"a": 1}, {"a": 2}):
         with again(run, force=True).step("data", {"n": len(digests) == 9}) as step:
             step.outputs = dict(outputs)

@@ -1,6 +1,7 @@
 """The trainer's command line, its log, and checkpoints that a kill cut short."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,14 +54,46 @@ def test_the_log_keeps_the_last_line_of_a_step_and_ignores_half_a_line(tmp_path:
 def test_a_checkpoint_cut_short_is_dropped_before_resuming(tmp_path: Path) -> None:
     for name, whole in (("0", True), ("1", True), ("10", False)):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
         if whole:
-            (tmp_path / name / "training_state.json").touch()
+            (tmp_path / name / "training_state.json").write_text(json.dumps({"epoch": int(name), "local_step": 0}))
     (tmp_path / "epoch10_end").symlink_to("10")
     (tmp_path / "epoch1_end").symlink_to("1")
-    (tmp_path / "log.jsonl").touch()
+    lines = [{"split": "val", "step": 9 * epoch, "epoch": epoch} for epoch in (0, 1)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     train.drop_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "epoch1_end", "log.jsonl"]
     assert train.last_checkpoint(tmp_path).name == "1"
+
+
+def checkpoint(folder: Path, epoch: int, local_step: int = 0) -> Path:
+    path = folder / str(epoch)
+    path.mkdir()
+    (path / "model.safetensors").touch()
+    (path / "training_state.json").write_text(json.dumps({"epoch": epoch, "local_step": local_step}))
+    return path
+
+
+def test_an_epoch_that_was_saved_but_not_validated_is_trained_again(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 0)
+    checkpoint(tmp_path, 1)
+    (tmp_path / "log.jsonl").write_text(json.dumps({"split": "val", "step": 5, "epoch": 0}) + "\n")
+    train.drop_unfinished(tmp_path)
+    assert train.last_checkpoint(tmp_path).name == "0"
+
+
+def test_a_save_over_an_older_one_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 0, local_step=7)
+    os.utime(path / "model.safetensors", (2e9, 2e9))
+    train.drop_unfinished(tmp_path)
+    assert not path.exists()
+
+
+def test_training_that_was_asked_to_stop_is_not_finished(tmp_path: Path) -> None:
+    train.require_finished(checkpoint(tmp_path, 2), 3)
+    for path, epochs in ((tmp_path / "2", 4), (checkpoint(tmp_path, 3, local_step=5), 4)):
+        with pytest.raises(KitError, match="ended before its last epoch"):
+            train.require_finished(path, epochs)
 
 
 def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
