@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 import sysconfig
@@ -218,6 +219,7 @@ class Server(AbstractContextManager["Server"]):
             KitError: the server has ended.
         """
         if self._started().status is not None:
+            self.stop()  # part of it may still be there
             raise KitError(
                 f"the vLLM server '{self.engine.name}' ended",
                 seen=self.explain(),
@@ -235,7 +237,9 @@ class Server(AbstractContextManager["Server"]):
     def explain(self) -> str:
         """Why it ended, as far as its log says: the last line that names an error."""
         lines = self._started().log.read_text(errors="replace").splitlines()
-        errors = [line.split("] ")[-1].strip() for line in lines if "Error" in line and "Traceback" not in line]
+        errors = [
+            line.split("] ")[-1].strip() for line in lines if re.search(r"\w(Error|Exception): ", line) and "WARNING" not in line
+        ]
         return errors[-1][:400] if errors else self._started().tail(3)
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:

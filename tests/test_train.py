@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from eagle3kit import train
 from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.rundir import Run, write_json
 from eagle3kit.trainer import row_of
 
 
@@ -107,3 +109,43 @@ def test_epoch_rows_show_held_out_rows_only() -> None:
         {"split": "val", "step": 1, "epoch": 0, "loss": 8.0, "acc": [0.5], "cond": [0.5]},
     ]
     assert train.epoch_rows(log) == [{"epoch": 1, "loss": 8.0, "step 1": "50.0%", "simulated AL": 1.5}]
+
+
+def prepared(tmp_path: Path, **changes: object) -> Run:
+    run = Run(Params(run_name="unit", runs_dir=str(tmp_path), **changes), "05_train")
+    rows = [
+        {"id": f"r{i}", "kind": "any", "split": "train" if i < 7 else "heldout", "length": 9, "supervised": 3} for i in range(10)
+    ]
+    write_json(run.path("data", "rows.json"), {"rows": rows, "dropped": {}})
+    with run.step("vocab", {}) as step:
+        step.outputs = {"size": 64}
+    return run
+
+
+def flags(command: list[str]) -> dict[str, str]:
+    return dict(item[2:].split("=", 1) for item in command if item.startswith("--") and "=" in item)
+
+
+def test_the_command_takes_shape_and_vocabulary_from_the_run(tmp_path: Path) -> None:
+    run = prepared(tmp_path, train_epochs=5, train_lr=6e-4)
+    command = train.command(run, "/model", "cpu")
+    found = flags(command)
+    assert found["from-pretrained"] == str(run.path("config"))
+    assert found["d2t-path"].endswith("vocab/d2t.npy")
+    assert (found["draft-vocab-size"], found["epochs"], found["lr"], found["on-missing"]) == ("64", "5", "0.0006", "raise")
+    assert (found["draft-attn-impl"], found["hidden-states-dtype"]) == ("sdpa", "float32")
+    assert "--cpu" in command
+    assert "torch.distributed.run" not in command
+
+
+def test_the_trainer_cuts_the_rows_where_the_splits_meet(tmp_path: Path) -> None:
+    ratio = float(flags(train.command(prepared(tmp_path), "/model", "cpu"))["train-data-ratio"])
+    assert int(10 * ratio) == 7
+
+
+def test_several_processes_run_under_torchrun_on_gpus(tmp_path: Path) -> None:
+    run = prepared(tmp_path, device="cuda", gpu_count=8, train_processes=8)
+    command = train.command(run, "org/model", "cuda")
+    assert "--nproc-per-node=8" in command
+    assert "--cpu" not in command
+    assert "hidden-states-dtype" not in flags(command)

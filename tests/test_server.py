@@ -1,0 +1,135 @@
+"""How a server is asked for, and what is said when it does not come up. The real one runs in test_pipeline."""
+
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagle3kit import server as serving
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.rundir import Run
+from eagle3kit.server import Server
+
+
+def command(engine: serving.Engine, device: str = "cpu", model: str = "org/model", **changes: object) -> list[str]:
+    return serving.command(Params(**changes), model, engine, 8123, device)
+
+
+def option(line: list[str], name: str) -> str:
+    return line[line.index(name) + 1]
+
+
+def test_every_server_binds_to_the_loopback_address_without_remote_code() -> None:
+    for engine in (
+        serving.plain(),
+        serving.ngram(4),
+        serving.eagle3(Path("/d"), 3),
+        serving.extraction([1, 2], Path("/s"), "cpu"),
+    ):
+        line = command(engine)
+        assert option(line, "--host") == "127.0.0.1"
+        assert "--trust-remote-code" not in line
+    assert "--trust-remote-code" in command(serving.plain(), trust_remote_code=True)
+
+
+def test_contestants_differ_in_speculation_only() -> None:
+    base = command(serving.plain())
+    assert json.loads(option(command(serving.ngram(4)), "--speculative-config")) == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 4,
+    }
+    line = command(serving.eagle3(Path("/drafter"), 3))
+    assert line[: len(base)] == base
+    assert json.loads(option(line, "--speculative-config")) == {
+        "method": "eagle3",
+        "model": "/drafter",
+        "num_speculative_tokens": 3,
+    }
+
+
+@pytest.mark.parametrize(("device", "connector"), [("cpu", "CpuHiddenStatesConnector"), ("cuda", "ExampleHiddenStatesConnector")])
+def test_extraction_asks_for_the_layers_without_prefix_caching(device: str, connector: str) -> None:
+    line = command(serving.extraction([2, 15, 27, 30], Path("/store"), device), device)
+    assert "--no-enable-prefix-caching" in line
+    speculate = json.loads(option(line, "--speculative-config"))
+    assert speculate["draft_model_config"]["hf_config"] == {"eagle_aux_hidden_state_layer_ids": [2, 15, 27, 30]}
+    transfer = json.loads(option(line, "--kv-transfer-config"))
+    assert transfer["kv_connector"] == connector
+    assert transfer["kv_connector_extra_config"] == {"shared_storage_path": "/store"}
+
+
+def test_a_gpu_gets_its_own_arguments_and_a_hub_id_its_revision(tmp_path: Path) -> None:
+    line = command(serving.plain(), "cuda", device="cuda", gpu_count=8, serve_tensor_parallel=8, target_revision="abc")
+    assert option(line, "--tensor-parallel-size") == "8"
+    assert option(line, "--revision") == "abc"
+    assert "--enforce-eager" not in line
+    assert "--revision" not in command(serving.plain(), model=str(tmp_path))
+
+
+def test_cpu_environment_names_every_core_it_may_use() -> None:
+    env = serving.environment(Params(threads=1, serve_kv_cache_gb=1), "cpu")
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert "," not in env["VLLM_CPU_OMP_THREADS_BIND"]
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "OMP_NUM_THREADS" not in serving.environment(Params(), "cuda")
+
+
+def broken(run: Run, monkeypatch: pytest.MonkeyPatch, code: str) -> Server:
+    monkeypatch.setattr(serving, "command", lambda *_: [sys.executable, "-c", code])
+    return Server(run, "m", serving.plain(), "cpu", say=lambda _: None)
+
+
+def test_a_server_that_ends_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = broken(run, monkeypatch, "print('(APIServer pid=1) ERROR [x.py:1] ValueError: no such model'); exit(1)")
+    with pytest.raises(KitError, match="'none' ended while starting; seen .*ValueError: no such model"), server:
+        pass
+    with pytest.raises(KitError, match="'none' ended"):
+        server.require_alive()
+
+
+def test_a_server_that_does_not_come_up_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Run(run.params.replace(serve_start_timeout_s=1), run.stage)
+    server = broken(slow, monkeypatch, "import time; time.sleep(99)")
+    with pytest.raises(KitError, match="not ready in time.*serve_start_timeout_s"), server:
+        pass
+    assert server._started().status is not None
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200 if self.path == "/good" else 400)
+        self.end_headers()
+        self.wfile.write(b'{"answer": 1}' if self.path == "/good" else b"too long")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answering(run: Run) -> Iterator[Server]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        server = Server(run, "m", serving.plain(), "cpu")
+        server.port = web.server_address[1]
+        yield server
+        web.shutdown()
+
+
+def test_post_returns_the_reply_or_names_the_refusal(answering: Server) -> None:
+    assert answering.post("/good", {}) == {"answer": 1}
+    with pytest.raises(KitError, match="refused /bad; seen 400 too long"):
+        answering.post("/bad", {})
+
+
+def test_post_to_nobody_is_one_line(run: Run) -> None:
+    server = Server(run, "m", serving.plain(), "cpu")
+    server.port = serving.free_port()
+    with pytest.raises(KitError, match="does not answer /x"):
+        server.post("/x", {})
