@@ -237,9 +237,8 @@ class Server(AbstractContextManager["Server"]):
     def explain(self) -> str:
         """Why it ended, as far as its log says: the last line that names an error."""
         lines = self._started().log.read_text(errors="replace").splitlines()
-        errors = [
-            line.split("] ")[-1].strip() for line in lines if re.search(r"\w(Error|Exception): ", line) and "WARNING" not in line
-        ]
+        named = re.compile(r"\w(Error|Exception): ")
+        errors = [line.split("] ")[-1].strip() for line in lines if named.search(line) and "WARNING" not in line]
         return errors[-1][:400] if errors else self._started().tail(3)
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:

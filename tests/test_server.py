@@ -16,8 +16,8 @@ from eagle3kit.rundir import Run
 from eagle3kit.server import Server
 
 
-def command(engine: serving.Engine, device: str = "cpu", model: str = "org/model", **changes: object) -> list[str]:
-    return serving.command(Params(**changes), model, engine, 8123, device)
+def command(engine: serving.Engine, where: str = "cpu", model: str = "org/model", **changes: object) -> list[str]:
+    return serving.command(Params(**changes), model, engine, 8123, where)
 
 
 def option(line: list[str], name: str) -> str:
