@@ -25,7 +25,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["run", "params/local.yaml", "-p", "lerning_rate", "3"], "lerning_rate"),
         (["params", "params/local.yaml", "-p", "train_epochs", "many"], "train_epochs"),
         (["plan", "params/local.yaml", "-p", "target_model", "/no/such/folder"], "/no/such/folder"),
-        (["compare", "/no/such/run"], "/no/such/run"),
+        (["compare", "/no/such/run", "/no/such/other"], "/no/such/run"),
     ],
 )
 def test_bad_input_is_one_line_that_names_it(arguments: list[str], says: str) -> None:
