@@ -149,3 +149,9 @@ def test_several_processes_run_under_torchrun_on_gpus(tmp_path: Path) -> None:
     assert "--nproc-per-node=8" in command
     assert "--cpu" not in command
     assert "hidden-states-dtype" not in flags(command)
+
+
+def test_rows_are_packed_whole() -> None:
+    assert train.packs([], 10) == 0
+    assert train.packs([10, 10], 10) == 2
+    assert train.packs([6, 6, 4, 4, 2], 10) == 3  # 6 | 6 4 | 4 2
