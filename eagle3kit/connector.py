@@ -1,10 +1,11 @@
-"""The hidden-state connector that vLLM loads on a machine without a GPU.
+"""What vLLM loads to extract hidden states on a machine without a GPU: a connector, and a scheduler.
 
 vLLM ships `ExampleHiddenStatesConnector`, which copies hidden states out of its cache on a CUDA stream into pinned memory.
 Neither exists on a CPU, so this subclass replaces that one method by a plain copy and keeps everything else: which file a
-request gets, the lock a client waits on, and when the scheduler may free the blocks. On a GPU the stock class is used.
+request gets, the lock a client waits on, and when the scheduler may free the blocks. On a GPU the stock classes are used.
 
-This module is imported inside the server process only (`kv_connector_module_path`); nothing else in the kit imports it.
+This module is imported inside the server process only (`kv_connector_module_path`, `--scheduler-cls`); nothing else in the kit
+imports it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     PendingSave,
     extract_from_kv_cache,
 )
+from vllm.v1.core.sched.scheduler import Scheduler
 
 
 class _Copied:
@@ -58,3 +60,14 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[mi
             if lock is not None:
                 os.close(lock)
         self._req_copy_events[pending.req_id] = _Copied()
+
+
+class CpuScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler without the drafts of the extraction method.
+
+    That method calls every sampled token a draft of the next one, only to get its hidden states stored. To verify it the target
+    would run over two tokens a request and step: nothing on a GPU, which waits for memory meanwhile, but twice the work here.
+    """
+
+    def update_draft_token_ids(self, draft_token_ids: object) -> None:
+        """Take no draft: the next step runs over the sampled tokens alone."""

@@ -60,8 +60,10 @@ def extraction(layers: Sequence[int], store: Path, device: str) -> Engine:
     Prefix caching is off: a position served from the cache is never computed, so it would have no hidden state.
     """
     connector = {"kv_connector": "ExampleHiddenStatesConnector"}
+    scheduler: tuple[str, ...] = ()
     if device == "cpu":
         connector = {"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "eagle3kit.connector"}
+        scheduler = ("--scheduler-cls", "eagle3kit.connector.CpuScheduler")
     transfer = {**connector, "kv_role": "kv_producer", "kv_connector_extra_config": {"shared_storage_path": str(store)}}
     speculate = {
         "method": "extract_hidden_states",
@@ -69,7 +71,8 @@ def extraction(layers: Sequence[int], store: Path, device: str) -> Engine:
         "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}},
     }
     return Engine(
-        "extraction", ("--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(transfer), *_speculate(speculate))
+        "extraction",
+        ("--no-enable-prefix-caching", *scheduler, "--kv-transfer-config", json.dumps(transfer), *_speculate(speculate)),
     )
 
 
@@ -99,6 +102,8 @@ def environment(params: Params, device: str) -> dict[str, str]:
         "OMP_NUM_THREADS": str(n),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[:n])),
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(params.serve_kv_cache_gb))),
+        # With MLA's compressed cache vLLM finds no block size for target and drafter together; without, the tokens are the same.
+        "VLLM_MLA_DISABLE": "1",
         "LD_PRELOAD": ":".join([*preload(), *kept]),
     }
 

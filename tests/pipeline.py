@@ -31,9 +31,17 @@ class Pipeline:
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start it and return at once."""
+        return self._start([sys.executable, "-m", "eagle3kit.cli", "run", str(self.file), *options])
+
+    def start_notebook(self, name: str) -> subprocess.Popen[bytes]:
+        """Start one notebook with papermill alone, as README says."""
+        papermill = Path(sys.executable).parent / "papermill"
+        return self._start([str(papermill), f"notebooks/{name}.ipynb", str(self.folder / f"{name}.ipynb"), "-f", str(self.file)])
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "eagle3kit.cli", "run", str(self.file), *options],
+                command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -47,9 +55,10 @@ class Pipeline:
         status = self.start(*options).wait(timeout_s)
         return status, self.output.read_bytes()[before:].decode(errors="replace")
 
-    def interrupt(self, when: Callable[[], bool], number: int = signal.SIGKILL, timeout_s: float = 400) -> int:
-        """Start it, wait until `when` holds, and send a signal to it alone. Returns its exit status."""
-        process = self.start()
+    def interrupt(
+        self, process: subprocess.Popen[bytes], when: Callable[[], bool], number: int = signal.SIGKILL, timeout_s: float = 600
+    ) -> int:
+        """Wait until `when` holds, and send a signal to the process alone. Returns its exit status."""
         wait_for(lambda: when() or process.poll() is not None, timeout_s)
         assert process.poll() is None, self.output.read_text()[-2000:]
         process.send_signal(number)
@@ -76,14 +85,21 @@ class Pipeline:
 
     def answers(self) -> list[dict[str, Any]]:
         """Rows of responses.jsonl that are whole."""
-        rows = []
-        path = self.root / "data" / "responses.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
-        return rows
+        return _rows(self.root / "data" / "responses.jsonl")
+
+    def training(self, split: str) -> list[dict[str, Any]]:
+        """What the trainer has logged for `train` or `val`."""
+        return [row for row in _rows(self.root / "checkpoints" / "log.jsonl") if row["split"] == split]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # being written just now, or cut short by a kill
+            continue
+    return rows
 
 
 def wait_for(holds: Callable[[], bool], timeout_s: float) -> bool:

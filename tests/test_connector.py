@@ -1,4 +1,4 @@
-"""The CPU connector writes what the cache holds, whole, and lets go of the lock."""
+"""The CPU connector writes what the cache holds, whole, and lets go of the lock; the CPU scheduler verifies no draft."""
 
 import fcntl
 import os
@@ -33,3 +33,15 @@ def test_slots_are_copied_in_order_and_the_lock_is_released(tmp_path: Path) -> N
     assert [file.name for file in path.parent.iterdir()] == ["request.safetensors"]
     with lock.open() as again:
         fcntl.flock(again, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def test_the_scheduler_takes_no_draft() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from eagle3kit.connector import CpuScheduler
+
+    assert "update_draft_token_ids" in vars(Scheduler)  # else vLLM calls it by another name, and drafts are verified again
+    scheduler = CpuScheduler.__new__(CpuScheduler)
+    scheduler.requests = {"r": SimpleNamespace(spec_token_ids=[], is_finished=lambda: False, is_prefill_chunk=False)}
+    scheduler.update_draft_token_ids(SimpleNamespace(req_ids=["r"], draft_token_ids=[[7]]))
+    assert scheduler.requests["r"].spec_token_ids == []

@@ -64,13 +64,20 @@ def server_pids(pipeline: Pipeline) -> list[psutil.Process]:
 
 
 def test_sigterm_while_a_server_starts_leaves_nothing(pipeline: Pipeline) -> None:
-    status = pipeline.interrupt(lambda: bool(server_pids(pipeline)), signal.SIGTERM)
+    status = pipeline.interrupt(pipeline.start(), lambda: bool(server_pids(pipeline)), signal.SIGTERM)
     assert status == 130
     assert pipeline.nothing_left()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_papermill_ended_while_a_server_starts_leaves_nothing(pipeline: Pipeline, number: int) -> None:
+    process = pipeline.start_notebook("03_extract_hidden_states")
+    assert pipeline.interrupt(process, lambda: bool(server_pids(pipeline)), number) != 0
+    assert pipeline.nothing_left()
+
+
 def test_sigkill_in_the_middle_of_extraction_leaves_nothing(pipeline: Pipeline) -> None:
-    status = pipeline.interrupt(lambda: len(pipeline.answers()) >= 12, signal.SIGKILL)
+    status = pipeline.interrupt(pipeline.start(), lambda: len(pipeline.answers()) >= 12)
     assert status == -signal.SIGKILL
     assert pipeline.nothing_left()
     assert not (pipeline.root / "data" / "manifest.json").exists()
@@ -97,8 +104,18 @@ def test_a_killed_server_fails_the_stage_in_one_line_and_is_reported(pipeline: P
     assert kept.items() <= {row["id"]: row["input_ids"] for row in pipeline.answers()}.items()
 
 
+def test_sigkill_in_the_second_epoch_leaves_nothing(pipeline: Pipeline) -> None:
+    status = pipeline.interrupt(pipeline.start(), lambda: any(row["epoch"] == 1 for row in pipeline.training("train")))
+    assert status == -signal.SIGKILL
+    assert pipeline.nothing_left()
+    assert not (pipeline.root / "checkpoints" / "manifest.json").exists()
+
+
 def test_resumed_it_goes_through_to_the_report(pipeline: Pipeline) -> None:
     kept = {row["id"]: row["input_ids"] for row in pipeline.answers()}
+    first_epoch = [row for row in pipeline.training("train") if row["epoch"] == 0]
+    validated = pipeline.training("val")
+    assert [row["epoch"] for row in validated] == [0]
     status, output = pipeline.run(timeout_s=1500)
     assert status == 0, output[-3000:]
     assert pipeline.nothing_left()
@@ -107,6 +124,9 @@ def test_resumed_it_goes_through_to_the_report(pipeline: Pipeline) -> None:
     assert kept.items() <= {row["id"]: row["input_ids"] for row in answers}.items()
     assert (pipeline.folder / "reports" / "test.html").stat().st_size <= 2_000_000
     assert not (pipeline.root / "failure.json").exists()
+    assert [row for row in pipeline.training("train") if row["epoch"] == 0] == first_epoch  # not trained again
+    assert pipeline.training("val")[:1] == validated
+    assert [row["epoch"] for row in pipeline.training("val")] == [0, 1]
 
 
 def test_facts_are_recorded(pipeline: Pipeline) -> None:
@@ -131,6 +151,13 @@ def test_facts_are_recorded(pipeline: Pipeline) -> None:
     for stage in range(7):
         assert facts[f"stage.{stage:02d}.minutes"] > 0
     assert facts["pipeline.minutes"] > 0
+
+
+def test_extraction_verifies_no_draft(pipeline: Pipeline) -> None:
+    """The engine logs what it drafts; on a CPU verifying the extraction method's own would double the work."""
+    log = (pipeline.root / "logs" / "server_extraction.log").read_text()
+    assert "generation throughput" in log
+    assert "SpecDecoding metrics" not in log
 
 
 def test_served_acceptance_agrees_with_training(pipeline: Pipeline) -> None:

@@ -57,6 +57,7 @@ def test_contestants_differ_in_speculation_only() -> None:
 def test_extraction_asks_for_the_layers_without_prefix_caching(device: str, connector: str) -> None:
     line = command(serving.extraction([2, 15, 27, 30], Path("/store"), device), device)
     assert "--no-enable-prefix-caching" in line
+    assert ("--scheduler-cls" in line) == (device == "cpu")
     speculate = json.loads(option(line, "--speculative-config"))
     assert speculate["draft_model_config"]["hf_config"] == {"eagle_aux_hidden_state_layer_ids": [2, 15, 27, 30]}
     transfer = json.loads(option(line, "--kv-transfer-config"))

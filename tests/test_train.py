@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import torch.optim._muon as muon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from eagle3kit import train
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
-from eagle3kit.trainer import row_of
+from eagle3kit.trainer import orthogonalize, row_of
 
 
 def test_simulated_al_is_the_formula() -> None:
@@ -24,6 +26,26 @@ def test_simulated_al_is_the_formula() -> None:
 @given(st.floats(0, 0.999), st.integers(1, 8))
 def test_simulated_al_of_a_constant_rate_is_the_geometric_sum(rate: float, k: int) -> None:
     assert train.simulated_al([rate] * k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])
+def test_orthogonalize_keeps_the_singular_vectors_and_evens_out_the_values(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    grad = torch.randn(shape)
+    coefficients = (3.4445, -4.775, 2.0315)  # torch.optim.Muon's own
+    x = orthogonalize(grad, coefficients, 5, 1e-7)
+    u, _, v = torch.linalg.svd(grad, full_matrices=False)
+    diagonal = u.T @ x @ v.T
+    assert torch.allclose(diagonal, torch.diag(diagonal.diag()), atol=1e-4)
+    assert 0.5 < diagonal.diag().min() < diagonal.diag().max() < 1.3
+
+
+def test_orthogonalize_takes_the_place_of_torchs() -> None:
+    """Same arguments, same result up to bfloat16: the name that is replaced still means the same in this torch."""
+    torch.manual_seed(0)
+    grad = torch.randn(12, 40)
+    arguments = (grad, (3.4445, -4.775, 2.0315), 5, 1e-7)
+    assert torch.allclose(muon._zeropower_via_newtonschulz(*arguments).float(), orthogonalize(*arguments), atol=0.03)
 
 
 def test_metrics_of_both_splits_become_rows() -> None:
