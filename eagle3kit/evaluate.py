@@ -79,8 +79,8 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
     memory is served by one contestant after the other.
 
     Returns:
-        By contestant: `{"answers": {id: token ids}, "counters": {kind: counters}, "tokens_per_s": [...], "differences": {...},
-        "ready_s": s, "paired": whether repeats were taken in turns}`.
+        By contestant: `{"answers": {id: token ids}, "accepted": {id: histogram}, "counters": counters, "tokens_per_s": [...],
+        "differences": {...}, "ready_s": s, "paired": whether repeats were taken in turns}`.
 
     Raises:
         KitError: a server failed. Contestants of an earlier call are kept; of those served side by side, none.
@@ -126,7 +126,8 @@ def _measure_group(run: Run, servers: Mapping[str, Server], steps: Mapping[str, 
     for repeat in range(p.eval_repeats):
         for name, server in servers.items():
             began = time.monotonic()
-            tokens = sum(map(len, ask(server, few, p.eval_max_tokens, p.eval_speed_concurrency).values()))
+            answers = ask(server, few, p.eval_max_tokens, p.eval_speed_concurrency)
+            tokens = sum(len(answer.tokens) for answer in answers.values())
             results[name]["tokens_per_s"].append(round(tokens / (time.monotonic() - began), 3))
             say(f"repeat {repeat + 1} of {p.eval_repeats}, '{name}': {results[name]['tokens_per_s'][-1]:.1f} tokens/s")
     for name, result in results.items():
@@ -136,34 +137,34 @@ def _measure_group(run: Run, servers: Mapping[str, Server], steps: Mapping[str, 
 
 def _answers(run: Run, server: Server, asked: Sequence[Question], say: Callable[[str], None]) -> dict[str, Any]:
     p = run.params
-    answers: dict[str, list[int]] = {}
-    counters: dict[str, dict[str, float]] = {}
     ask(server, asked[: p.eval_speed_concurrency], 8, p.eval_speed_concurrency)  # warm-up: first requests build caches
-    began = time.monotonic()
-    # The counters are the whole server's, so acceptance by kind needs one kind at a time; the others go through in one batch.
-    groups = {"all": list(asked)}
-    if server.engine.name == "eagle3":
-        groups = {kind: [q for q in asked if q.kind == kind] for kind in sorted({q.kind for q in asked})}
-    for kind, of_kind in groups.items():
-        before = spec_counters(server.metrics())
-        answers |= ask(server, of_kind, p.eval_max_tokens, p.eval_concurrency)
-        after = spec_counters(server.metrics())
-        counters[kind] = {key: after[key] - before.get(key, 0.0) for key in after} | {"prompts": len(of_kind)}
-    seconds = time.monotonic() - began
-    say(f"'{server.engine.name}': {sum(map(len, answers.values()))} tokens for {len(asked)} prompts in {seconds:.0f} s")
+    began, before = time.monotonic(), spec_counters(server.metrics())
+    answers = ask(server, asked, p.eval_max_tokens, p.eval_concurrency)
+    seconds, after = time.monotonic() - began, spec_counters(server.metrics())
+    tokens = sum(len(answer.tokens) for answer in answers.values())
+    say(f"'{server.engine.name}': {tokens} tokens for {len(asked)} prompts in {seconds:.0f} s")
     return {
-        "answers": answers,
-        "counters": counters,
+        "answers": {name: answer.tokens for name, answer in answers.items()},
+        "accepted": {name: answer.accepted for name, answer in answers.items()},
+        "counters": {key: after[key] - before.get(key, 0.0) for key in after},
         "tokens_per_s": [],
         "differences": {},
         "ready_s": round(server.seconds_to_ready, 1),
     }
 
 
-def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency: int) -> dict[str, list[int]]:
-    """Answers as token ids, greedy, `concurrency` requests at a time."""
+@dataclass(frozen=True)
+class Answer:
+    """What the server wrote: token ids, and how many drafts had 0, 1, 2, ... tokens accepted (empty without speculation)."""
 
-    def one(question: Question) -> list[int]:
+    tokens: list[int]
+    accepted: list[int]
+
+
+def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency: int) -> dict[str, Answer]:
+    """Greedy answers by question id, `concurrency` requests at a time."""
+
+    def one(question: Question) -> Answer:
         body = {
             "model": server.model,
             "prompt": list(question.ids),
@@ -171,12 +172,14 @@ def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency:
             "temperature": 0,
             "return_token_ids": True,
         }
-        choice = server.post("/v1/completions", body)["choices"][0]
+        reply = server.post("/v1/completions", body)
+        choice = reply["choices"][0]
         if not choice.get("token_ids"):
             raise KitError(
                 "the server returned no token ids", seen=str(choice)[:200], fix="check the vLLM version with 00_preflight"
             )
-        return list(choice["token_ids"])
+        drafted = (reply.get("metrics") or {}).get("speculative_decoding") or {}
+        return Answer(list(choice["token_ids"]), list(drafted.get("acceptance_histogram", [])))
 
     with ThreadPoolExecutor(concurrency) as pool:
         return dict(zip([question.id for question in asked], pool.map(one, asked), strict=True))
@@ -237,52 +240,55 @@ def logprob_of(server: Server, context: Sequence[int], token: int) -> float:
 # ---- what the figures say
 
 
-def acceptance(counters: Mapping[str, Mapping[str, float]], k: int) -> dict[str, Any]:
-    """Acceptance length and per-position acceptance from the engine's counters.
+def acceptance(
+    counters: Mapping[str, float], accepted: Mapping[str, Sequence[int]], kinds: Mapping[str, str], k: int
+) -> dict[str, Any]:
+    """Acceptance length and per-position acceptance from the engine's counters, by kind of prompt and with an interval.
 
     AL, in tokens per target forward, is `1 + accepted / drafts`. Unconditional acceptance of position i is the share of drafts
     whose first i tokens were all accepted; conditional is that of the drafts whose first i - 1 were.
 
+    Args:
+        counters: the whole server's, over all prompts (see `spec_counters`).
+        accepted: by prompt id, how many drafts had 0, 1, 2, ... tokens accepted.
+        kinds: by prompt id, its kind.
+        k: tokens drafted at each step.
+
     Raises:
         KitError: the engine drafted nothing.
     """
-    total = {key: sum(c.get(key, 0.0) for c in counters.values()) for key in {key for c in counters.values() for key in c}}
-    drafts = total.get("drafts", 0.0)
+    drafts = counters.get("drafts", 0.0)
     if drafts <= 0:
         raise KitError("the engine counted no draft", fix="read the server's log: speculation was not on")
-    unconditional = [total.get(f"accepted_{i}", 0.0) / drafts for i in range(1, k + 1)]
+    unconditional = [counters.get(f"accepted_{i}", 0.0) / drafts for i in range(1, k + 1)]
     conditional = [rate / before if before else 0.0 for rate, before in zip(unconditional, [1.0, *unconditional], strict=False)]
-    by_kind = {
-        kind: {"al": 1 + c["accepted_tokens"] / c["drafts"], "prompts": c["prompts"]}
-        for kind, c in counters.items()
-        if c.get("drafts")
-    }
-    low, high = _interval([c for c in counters.values() if c.get("drafts")])
+    drafting = {name: histogram for name, histogram in accepted.items() if sum(histogram)}
+    of_kind = {kind: [drafting[name] for name in drafting if kinds[name] == kind] for kind in sorted(set(kinds.values()))}
+    low, high = _interval(list(drafting.values()))
     return {
         "k": k,
-        "al": 1 + total["accepted_tokens"] / drafts,
+        "al": 1 + counters["accepted_tokens"] / drafts,
         "al_low": low,
         "al_high": high,
         "drafts": drafts,
+        "prompts": len(drafting),
         "unconditional": unconditional,
         "conditional": conditional,
-        "by_kind": by_kind,
+        "by_kind": {kind: {"al": length(found), "prompts": len(found)} for kind, found in of_kind.items() if found},
     }
 
 
-def _interval(groups: Sequence[Mapping[str, float]], draws: int = 2000) -> tuple[float | None, float | None]:
-    """95 % bootstrap interval of the acceptance length, kinds of prompt drawn with replacement.
+def length(histograms: Sequence[Sequence[int]]) -> float:
+    """Acceptance length in tokens per target forward: one, and the mean number of accepted tokens of a draft."""
+    return 1 + sum(n * count for h in histograms for n, count in enumerate(h)) / sum(sum(h) for h in histograms)
 
-    Kinds differ far more than prompts of a kind do, so this says how much the figure depends on which kinds were asked.
-    """
-    if len(groups) < 2:
+
+def _interval(histograms: Sequence[Sequence[int]], draws: int = 2000) -> tuple[float | None, float | None]:
+    """95 % bootstrap interval of the acceptance length. Prompts are drawn, not drafts: those of one answer hang together."""
+    if len(histograms) < 2:
         return None, None
     chance = random.Random(0)  # noqa: S311 - a reproducible interval, not a secret
-    found = []
-    for _ in range(draws):
-        drawn = chance.choices(groups, k=len(groups))
-        found.append(1 + sum(group["accepted_tokens"] for group in drawn) / sum(group["drafts"] for group in drawn))
-    found.sort()
+    found = sorted(length(chance.choices(histograms, k=len(histograms))) for _ in range(draws))
     return found[round(0.025 * (draws - 1))], found[round(0.975 * (draws - 1))]
 
 
@@ -340,14 +346,16 @@ def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, di
         KitError: an answer with speculation differs from the one without by more than a tie.
     """
     p = run.params
+    kinds = {question.id: question.kind for question in questions(run)}
     said = {
-        "acceptance": acceptance(results["eagle3"]["counters"], p.eval_k),
+        "acceptance": acceptance(results["eagle3"]["counters"], results["eagle3"]["accepted"], kinds, p.eval_k),
         "lossless": losslessness(results, TIE_NATS[p.target_dtype]),
         "speed": speed(results) | {"prompts": p.eval_speed_prompts, "concurrency": p.eval_speed_concurrency},
     }
     for name, value in said.items():
         write_json(run.path("eval", f"{name}.json"), value)
-    _record(run, said, results)
+    ngram = acceptance(results["ngram"]["counters"], results["ngram"]["accepted"], kinds, p.eval_ngram_k)
+    _record(run, said, results, ngram["al"])
     if said["lossless"]["differences"]:
         first = said["lossless"]["differences"][0]
         raise KitError(
@@ -359,10 +367,9 @@ def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     return said
 
 
-def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]) -> None:
+def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]], ngram_al: float) -> None:
     accepted, lossless, fast = said["acceptance"], said["lossless"], said["speed"]
-    rows = sum(kind["prompts"] for kind in accepted["by_kind"].values())
-    source = f"engine counters, k = {accepted['k']}, temperature 0, {rows} held-out rows"
+    source = f"engine counters, k = {accepted['k']}, temperature 0, {accepted['prompts']} held-out rows"
     facts: dict[str, tuple[Any, str]] = {
         f"acceptance.{name.replace('_', '.')}": (round(accepted[name], 4), "tokens/forward")
         for name in ("al", "al_low", "al_high")
@@ -372,8 +379,7 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
         label = "position" if name == "unconditional" else name
         facts |= {f"acceptance.{label}_{i + 1}": (round(rate, 4), "share") for i, rate in enumerate(accepted[name])}
     facts |= {f"acceptance.kind.{kind}": (round(v["al"], 4), "tokens/forward") for kind, v in accepted["by_kind"].items()}
-    ngram = acceptance(results["ngram"]["counters"], run.params.eval_ngram_k)
-    facts["acceptance.ngram_al"] = (round(ngram["al"], 4), "tokens/draft")
+    facts["acceptance.ngram_al"] = (round(ngram_al, 4), "tokens/draft")
     run.record_all(facts, source)
     run.record_all(
         {"lossless.share": (lossless["share"], "share"), "lossless.ties": (len(lossless["ties"]), "answers")},

@@ -39,6 +39,10 @@ class Engine:
     arguments: tuple[str, ...] = ()
 
 
+ACCEPTANCE = ("--per-request-spec-decode-metrics", "summary")
+"""Each answer then says how many of its drafts had 0, 1, 2, ... tokens accepted."""
+
+
 def plain() -> Engine:
     """No speculation: the baseline of every comparison."""
     return Engine("none")
@@ -46,12 +50,12 @@ def plain() -> Engine:
 
 def ngram(k: int) -> Engine:
     """Prompt look-up: propose the `k` tokens that followed the last match of the current n-gram."""
-    return Engine("ngram", _speculate({"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4}))
+    return Engine("ngram", (*_speculate({"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4}), *ACCEPTANCE))
 
 
 def eagle3(drafter: Path, k: int) -> Engine:
     """The trained drafter in `drafter` (speculators' form), proposing `k` tokens a step."""
-    return Engine("eagle3", _speculate({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k}))
+    return Engine("eagle3", (*_speculate({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k}), *ACCEPTANCE))
 
 
 def extraction(layers: Sequence[int], store: Path, device: str) -> Engine:

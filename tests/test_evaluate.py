@@ -34,42 +34,40 @@ def test_counters_are_read_from_the_engine() -> None:
     assert evaluate.spec_counters("") == {}
 
 
+KINDS = {"p1": "story", "p2": "story", "p3": "math"}
+ACCEPTED = {"p1": [30, 12, 4, 4], "p2": [30, 12, 4, 4], "p3": []}
+
+
 def test_acceptance_has_known_values() -> None:
-    counters = evaluate.spec_counters(METRICS) | {"prompts": 5}
-    found = evaluate.acceptance({"story": counters, "math": counters}, 3)
+    found = evaluate.acceptance(evaluate.spec_counters(METRICS), ACCEPTED, KINDS, 3)
     assert found["al"] == pytest.approx(1.64)
     assert found["unconditional"] == pytest.approx([0.4, 0.16, 0.08])
     assert found["conditional"] == pytest.approx([0.4, 0.4, 0.5])
-    assert found["by_kind"]["math"] == {"al": pytest.approx(1.64), "prompts": 5}
+    assert found["by_kind"] == {"story": {"al": pytest.approx(1.64), "prompts": 2}}  # the third prompt drafted nothing
+    assert found["al_low"] == pytest.approx(1.64) == pytest.approx(found["al_high"])  # both answers are alike
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5))
 def test_al_is_one_plus_the_sum_of_unconditional_rates(steps: list[int]) -> None:
     accepted = sorted(steps, reverse=True)
-    counters = {"drafts": 50.0, "accepted_tokens": float(sum(accepted)), "prompts": 1.0}
+    counters = {"drafts": 50.0, "accepted_tokens": float(sum(accepted))}
     counters |= {f"accepted_{i + 1}": float(n) for i, n in enumerate(accepted)}
-    found = evaluate.acceptance({"any": counters}, len(accepted))
+    histogram = [a - b for a, b in zip([50, *accepted], [*accepted, 0], strict=True)]
+    found = evaluate.acceptance(counters, {"p": histogram}, {"p": "any"}, len(accepted))
     assert found["al"] == pytest.approx(1 + sum(found["unconditional"]))
+    assert found["by_kind"]["any"]["al"] == pytest.approx(found["al"])
     assert all(0 <= rate <= 1 for rate in found["conditional"])
 
 
-def test_the_interval_holds_the_figure_and_is_a_point_when_kinds_agree() -> None:
-    even = {
-        "a": {"drafts": 10.0, "accepted_tokens": 5.0, "prompts": 1},
-        "b": {"drafts": 20.0, "accepted_tokens": 10.0, "prompts": 1},
-    }
-    found = evaluate.acceptance(even, 1)
-    assert found["al_low"] == pytest.approx(found["al"]) == pytest.approx(found["al_high"])
-    uneven = even | {"c": {"drafts": 30.0, "accepted_tokens": 27.0, "prompts": 1}}
-    found = evaluate.acceptance(uneven, 1)
-    assert found["al_low"] == pytest.approx(1.5)
-    assert found["al_high"] == pytest.approx(1.9)
-    assert found["al_low"] < found["al"] < found["al_high"]
+def test_the_interval_is_as_wide_as_the_prompts_differ() -> None:
+    low, high = evaluate._interval([[5, 5], [10, 10], [3, 27]])
+    assert (low, high) == (pytest.approx(1.5), pytest.approx(1.9))
+    assert evaluate._interval([[5, 5]]) == (None, None)
 
 
 def test_no_draft_is_an_error() -> None:
     with pytest.raises(KitError, match="counted no draft"):
-        evaluate.acceptance({"any": {"prompts": 1}}, 3)
+        evaluate.acceptance({}, {}, {}, 3)
 
 
 class Scored:
