@@ -85,7 +85,7 @@ def orthogonalize(grad: torch.Tensor, ns_coefficients: Sequence[float], ns_steps
     """
     a, b, c = ns_coefficients
     tall = grad.size(0) > grad.size(1)
-    x = grad.float().T if tall else grad.float()
+    x: torch.Tensor = grad.float().T if tall else grad.float()
     x = x / x.norm().clamp(min=eps)
     for _ in range(ns_steps):
         gram = x @ x.T

@@ -60,8 +60,7 @@ def test_al_is_one_plus_the_sum_of_unconditional_rates(steps: list[int]) -> None
 
 
 def test_the_interval_is_as_wide_as_the_prompts_differ() -> None:
-    low, high = evaluate._interval([[5, 5], [10, 10], [3, 27]])
-    assert (low, high) == (pytest.approx(1.5), pytest.approx(1.9))
+    assert evaluate._interval([[5, 5], [10, 10], [3, 27]]) == pytest.approx((1.5, 1.9))
     assert evaluate._interval([[5, 5]]) == (None, None)
 
 
