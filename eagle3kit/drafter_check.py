@@ -216,7 +216,7 @@ def check(folder: Path) -> dict[str, Any]:
     if (folder / "derivation.json").exists():
         derivation = read_json(folder / "derivation.json", MADE_BY)
         meant = _kept(derivation)
-        results["verifier"] = derivation.get("verifier")
+        results["verifier"], results["target class"] = derivation.get("verifier"), derivation["target"]["architecture"]
     else:
         try:
             meant = {key: value for key, value in _flat(config).items() if key in FIELDS}
@@ -317,6 +317,8 @@ def _check_engine(folder: Path, meant: dict[str, Any], results: dict[str, Any]) 
         "draft vocabulary": config.draft_vocab_size,
         "auxiliary layers": list(getattr(config, AUX, [])),
     }
+    if served := results.get("target class"):
+        results["engine"]["class of the target"] = _target_class(served)
     found = [speculation.get("method"), speculation.get("num_speculative_tokens"), architecture]
     wanted = ["eagle3", meant["speculative_tokens"], "Eagle3LlamaForCausalLM"]
     if found != wanted:
@@ -324,8 +326,19 @@ def _check_engine(folder: Path, meant: dict[str, Any], results: dict[str, Any]) 
     if results.get("verifier") not in (None, verifier):
         return "fail", f"a drafter of {verifier}", f"a drafter of {results['verifier']}"
     if architecture not in ModelRegistry.get_supported_archs():
-        return "fail", f"no class {architecture} in vLLM {metadata.version('vllm')}", "a class that serves it"
+        return "fail", f"no class {architecture} in vLLM {_version('vllm')}", "a class that serves it"
     return "ok", f"method {found[0]}, {found[1]} drafted tokens a step, class {architecture}", ""
+
+
+def _target_class(architecture: str) -> str:
+    """Whether vLLM serves the target's class, and hands out its auxiliary layers."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    if architecture not in ModelRegistry.get_supported_archs():
+        return f"{architecture}, not known to vLLM {_version('vllm')}"
+    records = supports_eagle3(ModelRegistry.models[architecture].load_model_cls())
+    return f"{architecture}, " + ("which records auxiliary layers" if records else "which records no auxiliary states")
 
 
 _NOT_READ_BY_VLLM = {"architectures", "model_type", "embed_requires_grad", "speculative_tokens"}
@@ -369,6 +382,12 @@ def _check_rope(folder: Path, meant: dict[str, Any], results: dict[str, Any]) ->
     wanted = "at most 0.001"
     found = f"largest difference {error:.1e} up to position {int(positions.max()):,}, {rows:,} positions"
     return ("ok", found, "") if error <= 1e-3 else ("fail", found, wanted)
+
+
+def _version(package: str) -> str:
+    """Of vLLM the CPU build's where that is installed."""
+    found = versions()
+    return found.get(package) or found.get(f"{package}-cpu", "of unknown version")
 
 
 def versions() -> dict[str, str]:

@@ -264,7 +264,7 @@ def drafter_parameters(target: Target, shape: Mapping[str, int], *, norm_before_
     Args:
         target: gives h and vocab.
         shape: `heads`, `kv_heads`, `head_dim`, `intermediate`, `vocab`, `layers`, `aux`; see `drafter_shape`.
-        norm_before_fc: whether the joined auxiliary states are normalised first.
+        norm_before_fc: whether the auxiliary states are normalised first, joined or each by itself: the same number of weights.
 
     Returns:
         `{"fc", "attention", "mlp", "norms", "lm_head", "embed_tokens"}`. The trainer keeps the last two frozen: they are copies
@@ -544,7 +544,7 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     """Bytes of everything that is written, against the disk; parameters of the drafter."""
     shape = drafter_shape(p, target)
     n_aux = shape["aux"]
-    counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc)
+    counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc or p.drafter_fc_norm)
     total = sum(counts.values())
     trained = total - counts["lm_head"] - counts["embed_tokens"]
     per_token = bytes_per_token(target, n_aux, p.target_dtype)

@@ -8,11 +8,12 @@ programs that will use the file read it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from eagle3kit import layers
-from eagle3kit.drafter import AUX, ROPE, Parent, target_values, text
+from eagle3kit.drafter import AUX, ROPE, Parent, size, target_values, text
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.target import Target
@@ -205,11 +206,11 @@ def derive(params: Params, parent: Parent, target: Target) -> Derivation:
     for name, why in (
         ("norm_before_residual", "where it is missing, vLLM assumes true and speculators false"),
         ("norm_before_fc", "the three depths differ in size, and one norm brings them together"),
+        ("fc_norm", "a norm for each depth in place of one over all; excludes norm_before_fc"),
         ("norm_output", "what one draft step hands to the next keeps its size (EAGLE 3.1)"),
     ):
         value = bool(getattr(params, f"drafter_{name}"))
         choose(name, value, f"drafter_{name}: {str(value).lower()}; {why}")
-    choose("fc_norm", False, "one norm over all auxiliary states (norm_before_fc) or none; the two exclude each other")
     choose(
         "layer_types",
         ["full_attention"] * params.drafter_layers,
@@ -335,3 +336,37 @@ def aux_layers(params: Params, parent: Parent, target: Target) -> tuple[tuple[in
         else:
             reason += f"; the published drafter's {text(published)} are not copied: set aux_layers to keep them"
     return ids, reason
+
+
+def size_choices(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows for a table: what the width of the MLP and the draft vocabulary cost, beside what is published for Kimi's width.
+
+    Args:
+        values: of the derived config (`Derivation.values`); its own choices are marked.
+    """
+    kimi = values["hidden_size"] == KIMI_WIDTH
+    full, own = values["vocab_size"], (values["intermediate_size"], values["draft_vocab_size"])
+    rows = []
+    for width in sorted({own[0], *((12288, 18432) if kimi else ())}):
+        for vocabulary in sorted({own[1], full, *((32000,) if kimi else ())}):
+            found = size({**values, "intermediate_size": width, "draft_vocab_size": vocabulary})
+            rows.append(
+                {
+                    "MLP width": width,
+                    "draft vocabulary": f"{vocabulary:,}" + (" (full)" if vocabulary == full else ""),
+                    "parameters": found.parameters,
+                    "without embed_tokens and lm_head": found.trained,
+                    "bytes in bfloat16": found.bytes_bf16,
+                    "published": PUBLISHED_SIZES.get((width, vocabulary), "") if kimi else "",
+                    "": "this config" if (width, vocabulary) == own else "",
+                }
+            )
+    return rows
+
+
+KIMI_WIDTH = 7168
+PUBLISHED_SIZES = {
+    (12288, 32000): "about 0.83 B without embed_tokens and lm_head",
+    (12288, 163840): "lightseekorg/kimi-k2.5-eagle3: about 6.0 GB; 8 key and value heads give 5.95 GB, 64 give 6.36 GB",
+}
+"""What is published of drafters of Kimi's width, by MLP width and draft vocabulary."""
