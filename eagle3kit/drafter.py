@@ -18,6 +18,9 @@ from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.target import Target
 
+MADE_BY = "02_build_k25_config"
+"""The notebook that makes the config."""
+
 REFERENCE = "reference"
 
 REFERENCE_ID = "AQ-MedAI/Kimi-K2-Instruct-eagle3"
@@ -489,3 +492,70 @@ def verifier_path(verifier: str | Path) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise KitError("the target's folder is not there", seen=name, wanted="a folder or owner/name", fix="correct target_model")
     return name
+
+
+# ---- speculators' form
+
+_OWN = (
+    "draft_vocab_size",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "embed_requires_grad",
+    AUX,
+)
+"""Fields that speculators keeps outside the decoder layer's config."""
+
+
+def kept(derivation: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `derivation.json` that are in the config, by name."""
+    return {field["name"]: field["value"] for field in derivation["fields"] if field["source"] != "dropped"}
+
+
+def build_config(derivation: Mapping[str, Any], verifier: str | Path) -> Any:
+    """The config as speculators' own `Eagle3SpeculatorConfig`. Imports speculators: call it in a process of its own.
+
+    The target's architecture is recorded from the derivation, where speculators would read it from the target's files: the same
+    value, and it can also be had where the target is not on this machine.
+
+    Args:
+        derivation: `Derivation.as_json()`.
+        verifier: the target's folder or hub id.
+
+    Raises:
+        KitError: speculators refuses the fields, or the folder is not there.
+    """
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.models.eagle3 import Eagle3SpeculatorConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+    from transformers import LlamaConfig
+
+    values = kept(derivation)
+    own = (*_OWN, "speculative_tokens", "architectures", "model_type")
+    try:
+        return Eagle3SpeculatorConfig(
+            transformer_layer_config=LlamaConfig(**{key: value for key, value in values.items() if key not in own}),
+            architectures=values["architectures"],
+            **{key: values[key] for key in _OWN},
+            speculators_config=SpeculatorsConfig(
+                algorithm="eagle3",
+                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=values["speculative_tokens"])],
+                default_proposal_method="greedy",
+                verifier=VerifierConfig(
+                    name_or_path=verifier_path(verifier), architectures=[derivation["target"]["architecture"]]
+                ),
+            ),
+        )
+    except (ValueError, TypeError, KeyError) as error:  # pydantic's and huggingface_hub's validation errors are ValueErrors
+        raise KitError("speculators refuses the drafter's config", seen=error, fix="correct the drafter_* parameters") from error
+
+
+def flat_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config in speculators' form, by the names of `FIELDS`."""
+    speculators = config["speculators_config"]
+    return {
+        **config["transformer_layer_config"],
+        **{key: config[key] for key in (*_OWN, "architectures")},
+        "speculative_tokens": speculators["proposal_methods"][0]["speculative_tokens"],
+    }

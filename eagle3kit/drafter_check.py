@@ -21,13 +21,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle3kit.drafter import AUX, FIELDS, FROM_TARGET, MAPS, Size, size, tensors, text, verifier_path
+from eagle3kit.drafter import (
+    AUX,
+    FIELDS,
+    FROM_TARGET,
+    MADE_BY,
+    MAPS,
+    Size,
+    build_config,
+    flat_fields,
+    kept,
+    size,
+    tensors,
+    text,
+    verifier_path,
+)
 from eagle3kit.errors import KitError
 from eagle3kit.process import run_tool
 from eagle3kit.recipe import Derivation
 from eagle3kit.rundir import Run, file_digest, read_json, write_atomic, write_json
-
-MADE_BY = "02_build_k25_config"
 
 STEP = "config"
 
@@ -127,73 +139,6 @@ def _diff(derivation: Derivation) -> list[dict[str, Any]]:
     return rows
 
 
-# ---- the form of speculators
-
-_OWN = (
-    "draft_vocab_size",
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-    "embed_requires_grad",
-    AUX,
-)
-"""Fields that speculators keeps outside the decoder layer's config."""
-
-
-def _kept(derivation: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `derivation.json` that are in the config, by name."""
-    return {field["name"]: field["value"] for field in derivation["fields"] if field["source"] != "dropped"}
-
-
-def build_config(derivation: Mapping[str, Any], verifier: str | Path) -> Any:
-    """The config as speculators' own `Eagle3SpeculatorConfig`. Imports speculators: call it in a process of its own.
-
-    The target's architecture is recorded from the derivation, where speculators would read it from the target's files: the same
-    value, and it can also be had where the target is not on this machine.
-
-    Args:
-        derivation: `Derivation.as_json()`.
-        verifier: the target's folder or hub id.
-
-    Raises:
-        KitError: speculators refuses the fields, or the folder is not there.
-    """
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.models.eagle3 import Eagle3SpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-    from transformers import LlamaConfig
-
-    values = _kept(derivation)
-    own = (*_OWN, "speculative_tokens", "architectures", "model_type")
-    try:
-        return Eagle3SpeculatorConfig(
-            transformer_layer_config=LlamaConfig(**{key: value for key, value in values.items() if key not in own}),
-            architectures=values["architectures"],
-            **{key: values[key] for key in _OWN},
-            speculators_config=SpeculatorsConfig(
-                algorithm="eagle3",
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=values["speculative_tokens"])],
-                default_proposal_method="greedy",
-                verifier=VerifierConfig(
-                    name_or_path=verifier_path(verifier), architectures=[derivation["target"]["architecture"]]
-                ),
-            ),
-        )
-    except (ValueError, TypeError, KeyError) as error:  # pydantic's and huggingface_hub's validation errors are ValueErrors
-        raise KitError("speculators refuses the drafter's config", seen=error, fix="correct the drafter_* parameters") from error
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config in speculators' form, by the names of `FIELDS`."""
-    speculators = config["speculators_config"]
-    return {
-        **config["transformer_layer_config"],
-        **{key: config[key] for key in (*_OWN, "architectures")},
-        "speculative_tokens": speculators["proposal_methods"][0]["speculative_tokens"],
-    }
-
-
 # ---- the check, in a process of its own
 
 
@@ -215,11 +160,11 @@ def check(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json", MADE_BY)
     if (folder / "derivation.json").exists():
         derivation = read_json(folder / "derivation.json", MADE_BY)
-        meant = _kept(derivation)
+        meant = kept(derivation)
         results["verifier"], results["target class"] = derivation.get("verifier"), derivation["target"]["architecture"]
     else:
         try:
-            meant = {key: value for key, value in _flat(config).items() if key in FIELDS}
+            meant = {key: value for key, value in flat_fields(config).items() if key in FIELDS}
         except (KeyError, TypeError, IndexError) as error:
             raise KitError(f"{folder}/config.json is not a drafter's config in speculators' form", seen=f"no {error}") from None
     for name, fix, one in (
@@ -263,7 +208,7 @@ def _check_speculators(folder: Path, meant: dict[str, Any], results: dict[str, A
     results["config"] = config = Eagle3SpeculatorConfig.from_pretrained(folder)
     # A layer's own to_dict is asked, not the file: what a reader filled in is what counts.
     whole = {**config.to_dict(), "transformer_layer_config": config.transformer_layer_config.to_dict()}
-    return _same(json.loads(json.dumps(_flat(whole), default=str)), meant, list(meant))
+    return _same(json.loads(json.dumps(flat_fields(whole), default=str)), meant, list(meant))
 
 
 def _check_config_only(folder: Path, meant: dict[str, Any], results: dict[str, Any]) -> Finding:  # noqa: ARG001

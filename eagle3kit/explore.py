@@ -233,6 +233,7 @@ def contents(parent: Parent, weights: Weights) -> list[dict[str, str]]:
     rows.append(("draft vocabulary", (f"{draft:,}{share}" if draft else "unknown") + seen, FIELDS["draft_vocab_size"].meaning))
     words = {True: "in the file", False: "not in the file", None: "unknown"}
     rows += [(name, words[weights.has(name)], why) for name, why in _WITHOUT.items()]
+    rows += [("odd in the config", note, "") for note in parent.notes]
     return [{"what": what, "found": found, "what it means": means} for what, found, means in rows]
 
 

@@ -89,7 +89,7 @@ def judge(derivation: Derivation, weights: Weights, before: Target, after: Targe
     serves = str(engine.get("class of the target", "not asked"))
     verdict = PASSES if serves.endswith(_RECORDS) else CHANGE if "," in serves else UNKNOWN
     add("the engine records auxiliary layers", verdict, serves, f"vLLM was asked for the class {after.architecture}")
-    if after.mla and after.hidden_size == before.hidden_size:
+    if new and after.hidden_size == before.hidden_size:
         add("acceptance of this architecture on K2.5", PASSES, "to be measured, page 06", _PUBLISHED)
     return items
 

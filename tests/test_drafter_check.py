@@ -37,6 +37,7 @@ class TestMake:
         assert [check["state"] for check in built.made.checks] == ["ok"] * 7
         drafter_check.require(built.made.checks)
         assert built.made.engine["auxiliary layers"] == [2, 15, 27]
+        assert built.made.engine["class of the target"] == "LlamaForCausalLM, which records auxiliary layers"
         assert built.made.engine["target that it would serve"] == str(built.verifier)
 
     def test_files(self, built: Built) -> None:
@@ -121,6 +122,7 @@ def findings(built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         if top.get(drafter.AUX) != FOUR_LAYERS:  # there the config itself is what was meant, and vLLM alone would differ
             (folder / "derivation.json").write_text(derivation)
     (write_config(root / "weights", good) / "model.safetensors").touch()
+    write_config(root / "fc_norm", {**good, "norm_before_fc": False, "fc_norm": True})
     program = """
 import json, pathlib, sys, types
 from eagle3kit import drafter_check
@@ -156,6 +158,12 @@ class TestFaults:
     def test_angles_are_really_compared(self, findings: dict[str, Any]) -> None:
         state, found, wanted = findings["rope"]
         assert (state, wanted) == ("fail", "at most 0.001"), found
+
+    def test_one_norm_for_each_auxiliary_state_is_no_fault(self, findings: dict[str, Any]) -> None:
+        assert {check["state"] for check in findings["fc_norm"]} == {"ok"}
+        assert next(check for check in findings["fc_norm"] if "tensor by tensor" in check["name"])["found"].startswith(
+            "19 tensors"
+        )
 
     def test_weights_beside_the_config(self, findings: dict[str, Any]) -> None:
         assert [check["name"] for check in findings["weights"] if check["state"] == "fail"] == [

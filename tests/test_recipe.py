@@ -107,3 +107,23 @@ class TestDerive:
         derivation = recipe.derive(B300, REFERENCE, K25)
         assert len({row["field"] for row in derivation.rows()}) == len(derivation.fields) == sum(derivation.counts().values())
         assert {row["from"] for row in derivation.rows()} == {"parent", "target", "chosen", "dropped"}
+
+    def test_one_norm_for_each_auxiliary_state(self) -> None:
+        params = B300.replace(drafter_norm_before_fc=False, drafter_fc_norm=True)
+        values = recipe.derive(params, REFERENCE, K25).values
+        assert (values["fc_norm"], values["norm_before_fc"]) == (True, False)
+        assert [name for name in drafter.tensors(values) if "norm" in name][:3] == [f"fc_norm.{i}.weight" for i in range(3)]
+        assert drafter.size(values) == drafter.size(recipe.derive(B300, REFERENCE, K25).values)
+
+    def test_choices_of_size(self) -> None:
+        rows = recipe.size_choices(recipe.derive(B300, REFERENCE, K25).values)
+        assert [(row["MLP width"], row["draft vocabulary"]) for row in rows] == [
+            (12288, "32,000"),
+            (12288, "163,840 (full)"),
+            (18432, "32,000"),
+            (18432, "163,840 (full)"),
+        ]
+        assert [row[""] for row in rows] == ["this config", "", "", ""]
+        assert rows[0]["without embed_tokens and lm_head"] == pytest.approx(0.83e9, rel=0.01)
+        assert rows[1]["bytes in bfloat16"] == pytest.approx(6.36e9, rel=0.005)
+        assert len(recipe.size_choices(recipe.derive(LOCAL, REFERENCE, SMOL).values)) == 2
