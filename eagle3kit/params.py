@@ -170,6 +170,9 @@ class Params(BaseModel):
     drafter_intermediate_size: int = _drafter(0, "", "width of the drafter's MLP; 0 takes the target's", ge=0)
     drafter_norm_before_residual: bool = _drafter(True, "", "take the residual after the norm of the hidden states")
     drafter_norm_before_fc: bool = _drafter(True, "", "normalise the joined auxiliary states before the fc projection")
+    drafter_fc_norm: bool = _drafter(
+        False, "", "normalise each auxiliary state by itself before fc; excludes drafter_norm_before_fc"
+    )
     drafter_norm_output: bool = _drafter(True, "", "feed normalised states from one draft step to the next")
     aux_layers: list[int] = _drafter(
         [],
@@ -519,6 +522,13 @@ RULES: tuple[Rule, ...] = (
         "drafter_heads a multiple of drafter_kv_heads: each key and value head serves the same number of heads",
         lambda p: not (p.drafter_heads and p.drafter_kv_heads) or p.drafter_heads % p.drafter_kv_heads == 0,
         "change drafter_kv_heads, or set both to 0",
+    ),
+    Rule(
+        "one_norm_before_fc",
+        ("drafter_fc_norm", "drafter_norm_before_fc"),
+        "drafter_fc_norm or drafter_norm_before_fc, not both: speculators refuses two norms before fc",
+        lambda p: not (p.drafter_fc_norm and p.drafter_norm_before_fc),
+        "set drafter_norm_before_fc: false, or drafter_fc_norm: false",
     ),
     Rule(
         "heads_divide_over_gpus",

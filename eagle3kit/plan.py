@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle3kit import drafter, layers
+from eagle3kit import layers, recipe
 from eagle3kit.data import load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -236,18 +236,18 @@ def _served_bytes(target: Target, dtype: str) -> int:
 
 
 def drafter_shape(params: Params, target: Target) -> dict[str, int]:
-    """Heads, widths and vocabulary of the drafter as far as the plan needs them: what `drafter.derive` will choose.
+    """Heads, widths and vocabulary of the drafter as far as the plan needs them: what `recipe.derive` will choose.
 
     Raises:
-        KitError: the parameters do not fit the target (`drafter.attention_shape`, `layers.check`).
+        KitError: the parameters do not fit the target (`recipe.attention_shape`, `layers.check`).
     """
-    attention = {name: value for name, (value, _, _) in drafter.attention_shape(params, target).items()}
+    attention = {name: value for name, (value, _, _) in recipe.attention_shape(params, target).items()}
     return {
         "heads": attention["num_attention_heads"],
         "kv_heads": attention["num_key_value_heads"],
         "head_dim": attention["head_dim"],
         "intermediate": params.drafter_intermediate_size or target.intermediate_size,
-        "vocab": drafter.draft_vocabulary(params, target),
+        "vocab": recipe.draft_vocabulary(params, target),
         "layers": params.drafter_layers,
         "aux": len(layers.check(params.aux_layers or layers.default_aux_layers(target.n_layers), target.n_layers)),
     }
@@ -264,7 +264,7 @@ def drafter_parameters(target: Target, shape: Mapping[str, int], *, norm_before_
     Args:
         target: gives h and vocab.
         shape: `heads`, `kv_heads`, `head_dim`, `intermediate`, `vocab`, `layers`, `aux`; see `drafter_shape`.
-        norm_before_fc: whether the joined auxiliary states are normalised first.
+        norm_before_fc: whether the auxiliary states are normalised first, joined or each by itself: the same number of weights.
 
     Returns:
         `{"fc", "attention", "mlp", "norms", "lm_head", "embed_tokens"}`. The trainer keeps the last two frozen: they are copies
@@ -544,7 +544,7 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     """Bytes of everything that is written, against the disk; parameters of the drafter."""
     shape = drafter_shape(p, target)
     n_aux = shape["aux"]
-    counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc)
+    counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc or p.drafter_fc_norm)
     total = sum(counts.values())
     trained = total - counts["lm_head"] - counts["embed_tokens"]
     per_token = bytes_per_token(target, n_aux, p.target_dtype)

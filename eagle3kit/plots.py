@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3kit import layers
 from eagle3kit.errors import KitError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from eagle3kit.rundir import Run
+    from eagle3kit.target import Target
 
 BLUE, ORANGE, GREEN, RED, SKY, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#6F6F6F"
 STEPS = (BLUE, ORANGE, GREEN, PINK, RED, SKY, GREY)
@@ -129,6 +131,69 @@ def _legend_below(axes: Axes, down: float = 0.1, columns: int = 3) -> None:
 def _legend_above(axes: Axes) -> None:
     """A legend at the right end of the title's line."""
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, columnspacing=1.2, handlelength=1.6, borderaxespad=0.3)
+
+
+def layer_figure(target: Target, ids: Sequence[int]) -> Figure:
+    """Where the auxiliary layers lie in the target: between two layers, and what each system calls that place.
+
+    Args:
+        target: the target.
+        ids: auxiliary layers in vLLM's numbers.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import FancyBboxPatch
+
+    n, ids = target.n_layers, layers.check(ids, target.n_layers)
+    points = (*ids, n)
+    with style():
+        figure = Figure(figsize=(WIDTH_IN, 4.3), dpi=DPI)
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set_xlim(0, 100)
+        axes.set_ylim(1, 60)
+        axes.axis("off")
+
+        def box(x: float, y: float, width: float, label: str, colour: str, height: float = 6.5) -> None:
+            style = "round,pad=0,rounding_size=1"
+            axes.add_patch(FancyBboxPatch((x, y), width, height, style, facecolor=colour, edgecolor="#555555", linewidth=0.9))
+            axes.text(x + width / 2, y + height / 2, label, ha="center", va="center", fontsize=8.2, linespacing=1.15)
+
+        def arrow(x: float, y: float, to_x: float, to_y: float, colour: str = "#555555") -> None:
+            look = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (to_x, to_y), (x, y), arrowprops=look)
+
+        top, pale, light, green = 44.0, "#F4F4F4", "#D9E9F5", "#E5F3EC"
+        axes.text(2, 56, f"The target, {target.name}: {n} layers, residual stream {target.hidden_size:,} wide", fontsize=11.5)
+        box(2, top, 8, "embed", pale)
+        # Each point is drawn between the layer before it and the layer after it; the layers between two points are left out.
+        places, x = {}, 10.0
+        for i in points:
+            axes.text(x + 2.0, top + 3.2, "…", ha="center", va="center", fontsize=12)
+            box(x + 4.0, top, 7.2, f"layer\n{i - 1}", pale)
+            places[i] = x + 13.0
+            axes.plot([x + 11.2, x + 14.8], [top + 3.25] * 2, color="#555555", linewidth=1.3)
+            axes.plot([places[i]], [top + 3.25], marker="o", color=GREEN if i == n else BLUE, markersize=6.5, zorder=3)
+            box(x + 14.8, top, 7.2, f"layer\n{i}" if i < n else "norm,\nhead", pale if i < n else green)
+            x += 88.0 / len(points)
+        for i in points:
+            colour = GREEN if i == n else BLUE
+            rows = [f"vLLM {i}", f"SGLang {i - 1}", f"hidden_states[{i}]" if i < n else "hidden_states: none"]
+            axes.text(places[i], top - 1.5, "\n".join(rows), ha="center", va="top", fontsize=8, color=colour, linespacing=1.35)
+        down, bend, middle = top - 10.5, 28.0, (places[ids[0]] + places[ids[-1]]) / 2
+        for i in ids:
+            axes.plot([places[i]] * 2, [down, bend], color=BLUE, linewidth=1.3)
+        axes.plot([places[ids[0]], places[ids[-1]]], [bend] * 2, color=BLUE, linewidth=1.3)
+        arrow(middle, bend, middle, 23.5, BLUE)
+        box(middle - 13, 17.0, 26, f"fc: {len(ids) * target.hidden_size:,} to {target.hidden_size:,}", light)
+        arrow(middle, 17.0, middle, 11.0)
+        box(middle - 13, 4.5, 26, "the drafter's layer", light)
+        box(2, 4.5, 16, "embedding of\nthe next token", pale)
+        arrow(18, 7.75, middle - 13, 7.75)
+        box(middle + 20, 4.5, 14, "lm_head\n(draft rows)", light)
+        arrow(middle + 13, 7.75, middle + 20, 7.75)
+        arrow(places[n], down, places[n], 22.5, GREEN)
+        words = "through norm\nand lm_head: what\nthe drafter learns\nto predict"
+        axes.text(places[n], 21.5, words, ha="center", va="top", fontsize=8.6, color=GREEN)
+    return figure
 
 
 def layer_statistics(statistics: Mapping[str, Any]) -> Figure:

@@ -35,7 +35,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from eagle3kit import tiny
 from eagle3kit.errors import KitError
@@ -599,18 +599,33 @@ def check_folder(folder: Path) -> Path:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file: eight bytes of length, then JSON whose largest offset says how long the file is."""
     try:
         with file.open("rb") as stream:
-            length = struct.unpack("<Q", stream.read(8))[0]
-            size = file.stat().st_size
-            header: dict[str, Any] = json.loads(stream.read(min(length, size)))
-        wanted = 8 + length + max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
-    except (struct.error, ValueError, KeyError, OSError) as error:
+            return read_header(stream, file.stat().st_size, str(file))
+    except OSError as error:
         raise KitError(f"{file} is not a safetensors file", seen=error, fix="copy or download the model again") from None
+
+
+def read_header(stream: IO[bytes], size: int, name: str) -> dict[str, Any]:
+    """The header of a safetensors file: eight bytes of length, then JSON whose largest offset says how long the file is.
+
+    Args:
+        stream: at its beginning; afterwards where the tensors begin, from where their `data_offsets` count.
+        size: bytes of the whole file.
+        name: what to call it in errors.
+
+    Raises:
+        KitError: it is not a safetensors file, or cut short.
+    """
+    try:
+        length = struct.unpack("<Q", stream.read(8))[0]
+        header: dict[str, Any] = json.loads(stream.read(min(length, size)))
+        wanted = 8 + length + max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
+    except (struct.error, ValueError, KeyError) as error:
+        raise KitError(f"{name} is not a safetensors file", seen=error, fix="copy or download the model again") from None
     if size != wanted:
         raise KitError(
-            f"{file} is cut short" if size < wanted else f"{file} has bytes behind its end",
+            f"{name} is cut short" if size < wanted else f"{name} has bytes behind its end",
             seen=f"{size} bytes",
             wanted=f"{wanted} bytes",
             fix="copy or download the model again",

@@ -158,18 +158,29 @@ def _picture(png: bytes, caption: str, alt: str) -> Shown:
     return Shown(tag("figure", image, note, style="margin: .5em 0"), f"[picture: {clean(alt or caption)}]")
 
 
-def table(rows: Iterable[Mapping[str, Any]], caption: str = "", columns: Sequence[str] | None = None) -> None:
+def table(
+    rows: Iterable[Mapping[str, Any]],
+    caption: str = "",
+    columns: Sequence[str] | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> None:
     """Show rows as a table; a column whose values are all numbers is aligned right.
 
     Args:
         rows: one mapping a row.
         caption: a line above the table.
         columns: which keys, in which order; by default every key in the order of its first appearance.
+        colours: words that a whole cell may consist of, and the state (a key of `COLOURS`) in whose colour they are written.
     """
-    _display(as_table(rows, caption, columns))
+    _display(as_table(rows, caption, columns, colours))
 
 
-def as_table(rows: Iterable[Mapping[str, Any]], caption: str = "", columns: Sequence[str] | None = None) -> Shown:
+def as_table(
+    rows: Iterable[Mapping[str, Any]],
+    caption: str = "",
+    columns: Sequence[str] | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> Shown:
     """What `table` shows."""
     given = list(rows)
     names = list(columns) if columns is not None else list(dict.fromkeys(key for row in given for key in row))
@@ -186,7 +197,12 @@ def as_table(rows: Iterable[Mapping[str, Any]], caption: str = "", columns: Sequ
         )
 
     head = tag("tr", *(tag("th", name, scope="col", style=look(i, True)) for i, name in enumerate(names)))
-    body = [tag("tr", *(tag("td", cell, style=look(i, False)) for i, cell in enumerate(row))) for row in cells]
+
+    def colour(cell: str) -> str:
+        state = (colours or {}).get(cell)
+        return f"; color: {COLOURS[state]}; border-left: 4px solid {COLOURS[state]}; font-weight: 600" if state else ""
+
+    body = [tag("tr", *(tag("td", cell, style=look(i, False) + colour(cell)) for i, cell in enumerate(row))) for row in cells]
     if not given:
         body = [tag("tr", tag("td", "nothing to show", colspan=max(len(names), 1), style="padding: .25em .8em; opacity: .7"))]
     whole = tag(
@@ -399,6 +415,56 @@ def choose(
 
     dropdown.observe(render_chosen, names="value")
     _display(ipywidgets.VBox([dropdown, output]))
+    render_chosen()
+
+
+def choose_two(
+    options: Mapping[str, T],
+    render: Callable[[T, T], object],
+    interactive: bool,
+    label: str = "compare",
+    pairs: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Let the reader pick two things to hold against each other; headless, show some pairs below each other.
+
+    Args:
+        options: what to pick from.
+        render: called with the two options; shows them itself, or returns something to show.
+        interactive: two dropdowns when true; the fixed pairs otherwise.
+        label: what stands before a pair.
+        pairs: names of the pairs shown when headless, the first of them to begin with; by default the first two options.
+    """
+    names = list(options)
+    pairs = list(pairs) or [(names[0], names[-1 if len(names) < 2 else 1])]
+
+    def show(one: str, other: str) -> None:
+        made = render(options[one], options[other])
+        if made is not None:
+            _display(made)
+
+    if not interactive:
+        for one, other in pairs:
+            what = f"{label}: {one} and {other}"
+            _display(Shown(tag("p", tag("b", what)), clean(what)))
+            show(one, other)
+        return
+
+    import ipywidgets
+
+    first, second = (
+        ipywidgets.Dropdown(options=names, value=value, description=word, style={"description_width": "initial"})
+        for word, value in zip((label, "and"), pairs[0], strict=True)
+    )
+    output = ipywidgets.Output()
+
+    def render_chosen(_: object = None) -> None:
+        with output:
+            output.clear_output(wait=True)
+            show(first.value, second.value)
+
+    for dropdown in (first, second):
+        dropdown.observe(render_chosen, names="value")
+    _display(ipywidgets.VBox([ipywidgets.HBox([first, second]), output]))
     render_chosen()
 
 

@@ -224,6 +224,7 @@ VIOLATIONS: dict[str, dict[str, Any]] = {
     "tensor_parallel_fits_gpus": {"device": "cuda", "gpu_count": 4, "serve_tensor_parallel": 8},
     "processes_fit_gpus": {"train_processes": 2, "gpu_count": 0},
     "kv_heads_divide_heads": {"drafter_heads": 9, "drafter_kv_heads": 2},
+    "one_norm_before_fc": {"drafter_fc_norm": True, "drafter_norm_before_fc": True},
     "heads_divide_over_gpus": {"drafter_heads": 12, "serve_tensor_parallel": 8, "gpu_count": 8},
     "aux_layers_rise": {"aux_layers": [2, 27, 15]},
 }

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from eagle3kit import drafter, plan, target
+from eagle3kit import drafter, plan, recipe, target
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.plan import Disk, Estimate, Workload
@@ -80,7 +80,7 @@ def test_drafter_parameters_of_a_published_size() -> None:
 def test_the_drafter_that_is_built_has_the_planned_size(name: str, changes: dict[str, Any]) -> None:
     params, t = Params(target_model=name, **changes), target.reference(name)
     made = plan.plan(params, t, counted(), EMPTY)
-    derived = drafter.derive(params, drafter.reference("a test"), t)
+    derived = recipe.derive(params, drafter.reference("a test"), t)
     size = drafter.size({field.name: field.value for field in derived.fields})
     assert made.value("drafter.parameters") == size.parameters
     assert made.value("drafter.trained_parameters") == size.trained

@@ -11,11 +11,13 @@ from typing import Any
 
 import matplotlib
 import pytest
+from shapes import K25, SMOL, TINY
 
-from eagle3kit import plots
+from eagle3kit import layers, plots
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
+from eagle3kit.target import Target
 
 NAN = float("nan")
 LAYERS = {
@@ -158,3 +160,14 @@ def test_imports_nothing_slow_and_needs_no_pyplot() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+class TestLayers:
+    @pytest.mark.parametrize("shape", [K25, SMOL, TINY], ids=lambda shape: shape.name)
+    def test_draws(self, shape: Target) -> None:
+        figure = plots.layer_figure(shape, layers.default_aux_layers(shape.n_layers))
+        assert plots.png(figure) == plots.png(figure)
+
+    def test_refuses_layers_in_other_numbers(self) -> None:
+        with pytest.raises(KitError, match="sglang"):
+            plots.layer_figure(K25, [1, 29, 57])

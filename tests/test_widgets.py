@@ -243,6 +243,29 @@ def test_choose_interactive_is_a_dropdown(shown: list[Any]) -> None:
     assert rendered == [1, 2]
 
 
+def test_choose_two_headless_shows_the_pairs(shown: list[Any]) -> None:
+    seen: list[tuple[int, int]] = []
+    widgets.choose_two({"one": 1, "two": 2, "three": 3}, lambda *pair: seen.append(pair), False, pairs=[("one", "three")])
+    widgets.choose_two({"one": 1, "two": 2}, lambda *pair: widgets.Shown("<p></p>", f"{pair}"), False)
+    assert seen == [(1, 3)]
+    assert [repr(item) for item in shown] == ["compare: one and three", "compare: one and two", "(1, 2)"]
+
+
+def test_choose_two_interactive_has_two_dropdowns(shown: list[Any]) -> None:
+    seen: list[tuple[int, int]] = []
+    widgets.choose_two({"one": 1, "two": 2, "three": 3}, lambda *pair: seen.append(pair), True)
+    (box,) = shown
+    first, second = box.children[0].children
+    first.value, second.value = "two", "three"
+    assert seen == [(1, 2), (2, 2), (2, 3)]
+
+
+def test_words_in_colour(shown: list[Any]) -> None:
+    made = widgets.as_table([{"a": "bad"}, {"a": "bad too"}], colours={"bad": "fail"})
+    assert made.html.count(f"color: {widgets.COLOURS['fail']}; ") == 1
+    assert "bad" in made.text
+
+
 # ---- progress
 
 
