@@ -1,7 +1,6 @@
 """Drafters read strictly, moved between the forms, started from a parent; on a target of 200 tokens with random weights."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def config_of(target: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def write_drafter(folder: Path, target: Path, ids: list[int] = EVERY_FOURTH, **changes: Any) -> Path:
+def write_drafter(folder: Path, target: Path, ids: Any = EVERY_FOURTH, **changes: Any) -> Path:
     config = config_of(target, **{"draft_vocab_size": len(ids), **changes})
     values = {**config["transformer_layer_config"], **{k: v for k, v in config.items() if k != "transformer_layer_config"}}
     theirs = load_file(target / "model.safetensors")
@@ -122,7 +121,7 @@ def write_drafter(folder: Path, target: Path, ids: list[int] = EVERY_FOURTH, **c
         for n, (name, shape) in enumerate(drafter.tensors(values).items(), 10)
     }
     weights["embed_tokens.weight"] = theirs["model.embed_tokens.weight"].clone()
-    weights["lm_head.weight"] = theirs["lm_head.weight"][ids].clone()
+    weights["lm_head.weight"] = theirs["lm_head.weight"][list(ids)].clone()
     if "d2t" in weights:
         weights["d2t"], weights["t2d"] = maps(ids)
     write_json(folder / "config.json", config)
@@ -196,8 +195,6 @@ def test_all_implementations_give_the_same_logits(tmp_path: Path, target: Path, 
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
 
-    logging.disable(logging.WARNING)
-    torch.compiler.set_stance("force_eager")  # SpecForge compiles its norm and rotation, for half a minute
     source = write_drafter(tmp_path / "source", target, rope_parameters=rope, fc_norm=fc_norm)
     hidden, tokens = random(1, 24, 3 * HIDDEN, seed=5), torch.arange(24)[None] * 7 % VOCAB
     config = Eagle3SpeculatorConfig.from_pretrained(source)
@@ -210,7 +207,7 @@ def test_all_implementations_give_the_same_logits(tmp_path: Path, target: Path, 
     back = convert.import_llama(flat, tmp_path / "back", target)
     theirs = LlamaForCausalLMEagle3(AutoDraftModelConfig.from_file(str(flat / "config.json")))  # not from_pretrained: it
     theirs.load_state_dict(load_file(flat / "model.safetensors"))  # leaves the rotation's tables empty in transformers 5.19
-    with torch.no_grad():
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiling its norm and rotation takes half a minute
         # Its forward already ends with the norm, so lm_head is applied to it, not `compute_logits`, which norms again.
         specforge = theirs.lm_head(theirs.eval()(hidden, theirs.embed_input_ids(tokens)))[0]
     for other in (logits_of_speculators(source, hidden, tokens), logits_of_speculators(back, hidden, tokens), specforge):
@@ -226,7 +223,8 @@ def test_a_norm_that_the_class_does_not_have_is_refused(tmp_path: Path, target: 
 
 
 def test_two_layers_windows_and_four_states_are_refused(tmp_path: Path, target: Path) -> None:
-    for n, change in enumerate(({"layer_types": ["sliding_attention"]}, {"num_hidden_layers": 2}, {AUX: [1, 2, 4, 5]})):
+    changes: list[dict[str, Any]] = [{"layer_types": ["sliding_attention"]}, {"num_hidden_layers": 2}, {AUX: [1, 2, 4, 5]}]
+    for n, change in enumerate(changes):
         source = write_drafter(tmp_path / str(n), target, **change)
         with pytest.raises(KitError, match="cannot express"):
             convert.export_llama(source, tmp_path / "flat", LAYERS)
@@ -235,7 +233,17 @@ def test_two_layers_windows_and_four_states_are_refused(tmp_path: Path, target: 
 def test_layers_that_sglang_would_misread_are_refused(tmp_path: Path, target: Path) -> None:
     source = write_drafter(tmp_path / "source", target, **{AUX: [3, 4, 5]})
     edit(source / "config.json", lambda c: c["speculators_config"]["verifier"].update(architectures=["KimiK25ForCausalLM"]))
-    with pytest.raises(KitError, match="only if the first is 1"):
+    with pytest.raises(KitError, match="one layer off unless the first is 1"):
+        convert.export_llama(source, tmp_path / "flat", LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [([1, 3, 4], "convention sglang"), ([2, 4, 9], "does not have"), ([2, 4, 4], "repeats"), ([0, 4, 5], "does not have")],
+)
+def test_layers_in_speculators_form_are_checked(tmp_path: Path, target: Path, ids: list[int], words: str) -> None:
+    source = write_drafter(tmp_path / "source", target, **{AUX: ids})
+    with pytest.raises(KitError, match=words):
         convert.export_llama(source, tmp_path / "flat", LAYERS)
 
 
@@ -245,14 +253,14 @@ def flat(tmp_path: Path, source: Path) -> Path:
 
 
 def only_in_block(flat: Path, ids: list[int]) -> None:
-    edit(flat / "config.json", lambda c: (c.pop(AUX), c["eagle_config"].update({AUX: ids})))
+    edit(flat / "config.json", lambda c: (c.pop(AUX, None), c["eagle_config"].update({AUX: ids})))
 
 
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
         ([2, 4, 5], "vllm's default"),
-        ([2, 4, 5, 7], "hold the tensors"),  # speculators 0.4's default has four, and fc is for three
+        ([2, 4, 5, 7], "fc.weight"),  # speculators 0.4's default has four, and fc is for three
         ([1, 3, 9], "outside the target"),
         ([1, 3, 3], "repeats"),
         ([4, 3, 1], "not increasing"),
@@ -269,6 +277,8 @@ def test_the_convention_settles_what_the_file_leaves_open(target: Path, flat: Pa
     given = convert.load_drafter(flat)
     assert convert.vllm_ids(given, LAYERS, "vllm") == (2, 4, 5)
     assert convert.vllm_ids(given, LAYERS, "sglang") == (3, 5, 6)
+    only_in_block(flat, [1, 3, 4])
+    assert convert.vllm_ids(convert.load_drafter(flat), LAYERS) == (2, 4, 5)
     edit(flat / "config.json", lambda c: c.pop("eagle_config"))
     assert convert.vllm_ids(convert.load_drafter(flat), LAYERS) == (2, 4, 5)
     edit(flat / "config.json", lambda c: c.update({AUX: [3, 4, 6]}))
@@ -283,10 +293,25 @@ def test_a_flat_drafter_without_embeddings_gets_the_targets(tmp_path: Path, sour
     assert_same_tensors(source, convert.import_llama(flat, tmp_path / "back", target))
 
 
-def test_norm_output_in_a_flat_config_is_refused(tmp_path: Path, target: Path, flat: Path) -> None:
-    edit(flat / "config.json", lambda c: c.update(norm_output=True))
+@pytest.mark.parametrize("value", [True, False])
+def test_norm_output_in_a_flat_config_is_refused(flat: Path, value: bool) -> None:
+    edit(flat / "config.json", lambda c: c.update(norm_output=value))
     with pytest.raises(KitError, match="norm_output.*two meanings"):
+        convert.load_drafter(flat)
+
+
+def test_a_drafter_of_another_target_is_not_imported(tmp_path: Path, target: Path, flat: Path) -> None:
+    edit(target / "config.json", lambda c: c.update(vocab_size=201))
+    with pytest.raises(KitError, match="vocab_size of the drafter .*seen 200; wanted 201"):
         convert.import_llama(flat, tmp_path / "back", target)
+    assert not (tmp_path / "back").exists()
+
+
+def test_maps_of_a_full_vocabulary_change_nothing(tmp_path: Path, target: Path) -> None:
+    source = write_drafter(tmp_path / "source", target, range(VOCAB))
+    flat = convert.export_llama(source, tmp_path / "flat", LAYERS)
+    edit_weights(flat, lambda w: w.update(d2t=torch.zeros(VOCAB, dtype=torch.long), t2d=torch.ones(VOCAB, dtype=torch.bool)))
+    assert_same_tensors(source, convert.import_llama(flat, tmp_path / "back", target))
 
 
 # ---- strict reading
@@ -300,7 +325,7 @@ def test_norm_output_in_a_flat_config_is_refused(tmp_path: Path, target: Path, f
         (lambda w: w.update({"norm.weight": torch.ones(63)}), r"seen norm.weight \[63\] float; wanted norm.weight \[64\]"),
         (lambda w: w.update(d2t=w["d2t"].int()), r"seen d2t \[50\] I32; wanted d2t \[50\] I64"),
         (lambda w: w["d2t"].neg_(), "not an increasing map.*seen target ids -"),
-        (lambda w: w["d2t"].add_(1000), "wanted increasing target ids below 200"),
+        (lambda w: w["d2t"].add_(1000), "seen target ids 1000 to 1196.*wanted increasing ids below 200"),
         (lambda w: w["t2d"].fill_(True), "seen 200 marked; wanted 50"),
         (lambda w: w.update(t2d=w["t2d"].roll(1)), "t2d marks other tokens"),
     ],
@@ -322,7 +347,7 @@ def test_damaged_and_pickled_files_are_named(source: Path) -> None:
     with pytest.raises(KitError, match="no safetensors file"):
         convert.load_drafter(source)
     file.rename(source / "pytorch_model.bin")
-    with pytest.raises(KitError, match="pickled.*pytorch_model.bin"):
+    with pytest.raises(KitError, match="only pickled weights.*pytorch_model.bin"):
         convert.load_drafter(source)
     (source / "pytorch_model.bin").unlink()
     with pytest.raises(KitError, match="has no weights"):
@@ -332,7 +357,8 @@ def test_damaged_and_pickled_files_are_named(source: Path) -> None:
 def test_shards_need_their_index_and_each_other(source: Path) -> None:
     whole = convert.load_drafter(source).weights
     (source / "model.safetensors").unlink()
-    names, places = sorted(whole), {}
+    names = sorted(whole)
+    places: dict[str, str] = {}
     for n, part in enumerate((names[:5], names[5:]), 1):
         file = f"model-0000{n}-of-00002.safetensors"
         save_file({name: whole[name] for name in part}, source / file)
@@ -343,14 +369,14 @@ def test_shards_need_their_index_and_each_other(source: Path) -> None:
     write_json(index, {"weight_map": places})
     assert convert.load_drafter(source).weights.keys() == whole.keys()
     edit(index, lambda value: value["weight_map"].pop(names[0]))
-    with pytest.raises(KitError, match=f"{names[0]} is in a file and not in the index"):
+    with pytest.raises(KitError, match=f"seen {names[0]} in a file; wanted {names[0]} in the index"):
         convert.load_drafter(source)
     write_json(index, {"weight_map": places})
     (source / file).unlink()
-    with pytest.raises(KitError, match=f"seen no {file}"):
+    with pytest.raises(KitError, match=f"names {file}; seen nothing"):
         convert.load_drafter(source)
     write_json(index, {"weight_map": dict.fromkeys(places, "pytorch_model.bin")})
-    with pytest.raises(KitError, match="not safetensors"):
+    with pytest.raises(KitError, match="seen .bin; wanted a safetensors file"):
         convert.load_drafter(source)
 
 
@@ -366,9 +392,9 @@ def test_code_in_the_folder_is_refused_until_it_is_trusted(flat: Path, source: P
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update(speculators_model_type="dflash"), "not an EAGLE-3 drafter.*seen dflash"),
-        (lambda c: c["transformer_layer_config"].pop("head_dim"), "does not say head_dim"),
-        (lambda c: c["transformer_layer_config"].update(hidden_size="64"), "hidden_size .* no count"),
+        (lambda c: c.update(speculators_model_type="dflash"), "no EAGLE-3 drafter.*seen dflash"),
+        (lambda c: c["transformer_layer_config"].pop("hidden_size"), "no usable hidden_size"),
+        (lambda c: c["transformer_layer_config"].update(hidden_size="64"), "no usable hidden_size.*seen 64; wanted a count"),
     ],
 )
 def test_a_config_that_does_not_describe_a_drafter(source: Path, change: Callable[[dict[str, Any]], object], words: str) -> None:
@@ -437,7 +463,7 @@ def test_rows_follow_their_target_ids(old: set[int], new: set[int]) -> None:
         ({AUX: [2, 4, 9]}, "does not have as auxiliary layers"),
         ({AUX: [2, 4, 4]}, "repeats"),
         ({AUX: [1, 3, 4]}, "default list of the convention sglang"),
-        ({"draft_vocab_size": 49}, "d2t does not fit the config"),
+        ({"draft_vocab_size": 49}, "d2t does not fit draft_vocab_size"),
     ],
 )
 def test_warm_start_refuses_what_does_not_fit(
