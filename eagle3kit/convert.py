@@ -483,7 +483,7 @@ def warm_start(
     states: a fresh drafter that started with the target's norm in its place trained worse. What belongs to the target is taken
     from it: the embeddings, which stay frozen, and the verifier's norm, which is not stored, because the trainer reads it from
     the target each time. Rows of lm_head follow their target ids into the new draft vocabulary; ids that the parent did not have
-    get the target's rows.
+    get the target's rows, and rows that are the target's in the parent's stored type get its precision back.
 
     Everything is float32, and the config says so: speculators keeps stored types, and its trainer stops on mixed ones.
 
@@ -504,6 +504,8 @@ def warm_start(
         KitError: as `load_drafter`; shapes or norms that differ between the parent and the config, or the config and the target;
             auxiliary ids that do not fit the target; maps that do not fit. Nothing is written then.
     """
+    import torch
+
     config = _config(config_folder)
     if (kind := config.get("speculators_model_type")) != "eagle3" or not config.get("speculators_config"):
         raise KitError(f"{config_folder} has no drafter's config", seen=kind, wanted="eagle3", fix=f"run {drafter.MADE_BY}")
@@ -523,7 +525,10 @@ def warm_start(
     theirs = _from_target(target_folder, target)
     new_ids = target_ids(d2t, v["draft_vocab_size"])
     old_ids = target_ids(old.weights.get("d2t"), old.values["draft_vocab_size"])
-    head, moved = move_rows(old.weights[HEAD].float(), old_ids, new_ids, theirs[HEAD][new_ids].float())
+    fresh = theirs[HEAD][new_ids]
+    head, moved = move_rows(old.weights[HEAD], old_ids, new_ids, fresh.to(old.weights[HEAD].dtype))
+    copied = (head == fresh.to(head.dtype)).all(dim=1, keepdim=True)
+    head = torch.where(copied, fresh.float(), head.float())
     weights = {name: old.weights[name].float() for name in shapes if name not in drafter.MAPS and name != EMBEDDINGS}
     weights |= {EMBEDDINGS: theirs[EMBEDDINGS].float(), HEAD: head}
     weights |= {} if d2t is None or t2d is None else {"d2t": d2t, "t2d": t2d}

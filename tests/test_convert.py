@@ -418,6 +418,7 @@ def test_warm_start_loads_in_the_trainers_class(tmp_path: Path, target: Path, so
 
     parent = source if form == "speculators" else flat
     edit_weights(parent, lambda w: w.update({n: t.bfloat16() for n, t in w.items() if t.is_floating_point()}))
+    edit_weights(parent, lambda w: w["lm_head.weight"].neg_())  # SpecForge trains it
     old = convert.load_drafter(parent).weights
     ids = sorted({*EVERY_FOURTH[:-5], 1, 2, 3})  # 45 that the parent has, 3 that it has not
     dest, rows = start(tmp_path, parent, target, ids)
@@ -439,6 +440,12 @@ def test_warm_start_loads_in_the_trainers_class(tmp_path: Path, target: Path, so
     assert by_name["d2t"]["what"] == "new"
     assert all(row["reason"] for row in rows)
     assert set(by_name) == {*load_file(dest / "model.safetensors"), "verifier_norm.weight"}
+
+
+def test_a_frozen_head_is_the_targets_again_bit_for_bit(tmp_path: Path, target: Path, source: Path) -> None:
+    edit_weights(source, lambda w: w.update({n: t.bfloat16() for n, t in w.items() if t.is_floating_point()}))
+    dest, _ = start(tmp_path, source, target, [*EVERY_FOURTH[:-1], 199])
+    assert [row["state"] for row in convert.verify_origin(dest, target)] == ["ok", "ok"]
 
 
 @settings(max_examples=100, deadline=None)
