@@ -446,7 +446,8 @@ def test_warm_start_loads_in_the_trainers_class(tmp_path: Path, target: Path, so
 
     model = Eagle3DraftModel.from_pretrained(dest)
     theirs, new = load_file(target / "model.safetensors"), model.state_dict()
-    assert {t.dtype for t in new.values() if t.is_floating_point()} == {torch.float32}
+    for tensors in (new, load_file(dest / "model.safetensors")):
+        assert {t.dtype for t in tensors.values() if t.is_floating_point()} == {torch.float32}
     assert torch.equal(new["embed_tokens.weight"], theirs["model.embed_tokens.weight"])
     assert torch.equal(new["verifier_norm.weight"], theirs["model.norm.weight"])
     for draft, token in enumerate(ids):
