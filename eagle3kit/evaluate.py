@@ -354,8 +354,7 @@ def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     }
     for name, value in said.items():
         write_json(run.path("eval", f"{name}.json"), value)
-    ngram = acceptance(results["ngram"]["counters"], results["ngram"]["accepted"], kinds, p.eval_ngram_k)
-    _record(run, said, results, ngram["al"])
+    _record(run, said, results)
     if said["lossless"]["differences"]:
         first = said["lossless"]["differences"][0]
         raise KitError(
@@ -379,6 +378,8 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
         label = "position" if name == "unconditional" else name
         facts |= {f"acceptance.{label}_{i + 1}": (round(rate, 4), "share") for i, rate in enumerate(accepted[name])}
     facts |= {f"acceptance.kind.{kind}": (round(v["al"], 4), "tokens/forward") for kind, v in accepted["by_kind"].items()}
+    ngram = results["ngram"]["counters"]  # text that repeats nothing gives it nothing to draft
+    ngram_al = 1 + ngram["accepted_tokens"] / ngram["drafts"] if ngram.get("drafts") else 1.0
     facts["acceptance.ngram_al"] = (round(ngram_al, 4), "tokens/draft")
     run.record_all(facts, source)
     run.record_all(

