@@ -366,7 +366,7 @@ def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     return said
 
 
-def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]], ngram_al: float) -> None:
+def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]) -> None:
     accepted, lossless, fast = said["acceptance"], said["lossless"], said["speed"]
     source = f"engine counters, k = {accepted['k']}, temperature 0, {accepted['prompts']} held-out rows"
     facts: dict[str, tuple[Any, str]] = {
