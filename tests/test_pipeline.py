@@ -6,6 +6,7 @@ One small run serves all tests, in the order below: each test leaves it further 
 import contextlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,6 +210,27 @@ def test_the_report_can_be_written_again(pipeline: Pipeline) -> None:
     assert done.returncode == 0, done.stderr
     assert report.exists()
     assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", report.read_text())
+
+
+def test_a_warm_start_begins_where_its_parent_ended(pipeline: Pipeline) -> None:
+    """Same rows in the same order: the first steps of a cold start know nothing, those of a warm one what the parent knew."""
+    parent = pipeline.root / "checkpoints" / "1"
+    changes = {"run_name: test": "run_name: warm", "train_epochs: 2": f"train_epochs: 1\ntrain_from: {parent}"}
+    params = PARAMS.format(folder=pipeline.folder)
+    for old, new in changes.items():
+        params = params.replace(old, new)
+    warm = pipeline.beside("warm", params)
+    shutil.copytree(pipeline.root, warm.root, ignore=shutil.ignore_patterns("checkpoints", "captured", "eval", "report*"))
+    status, output = warm.run("--from", "05_train", "--to", "05_train")
+    assert status == 0, output[-3000:]
+
+    def first_steps(run: Pipeline) -> float:
+        return sum(row["loss"] for row in run.training("train")[:3]) / 3
+
+    ended = pipeline.training("train")[-3:]
+    assert first_steps(warm) < 0.7 * first_steps(pipeline)
+    assert first_steps(warm) < 1.3 * sum(row["loss"] for row in ended) / 3
+    assert warm.facts()["train.val_acc_1"] > 0.9 * pipeline.facts()["train.val_acc_1"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "delete"])
