@@ -33,6 +33,9 @@ data_heldout_prompts: 10
 data_max_response_tokens: 24
 data_seq_length: 256
 data_concurrency: 16
+drafter_norm_before_residual: false
+drafter_norm_before_fc: false
+drafter_norm_output: false
 draft_vocab_size: 2048
 vocab_min_coverage: 0.5
 golden_samples: 3
@@ -231,6 +234,20 @@ def test_a_warm_start_begins_where_its_parent_ended(pipeline: Pipeline) -> None:
     assert first_steps(warm) < 0.7 * first_steps(pipeline)
     assert first_steps(warm) < 1.3 * sum(row["loss"] for row in ended) / 3
     assert warm.facts()["train.val_acc_1"] > 0.9 * pipeline.facts()["train.val_acc_1"]
+
+
+def test_the_drafter_is_exported_and_comes_back_bit_for_bit(pipeline: Pipeline, tmp_path: Path) -> None:
+    there, back = tmp_path / "llama", tmp_path / "speculators"
+    for command in (["export", there], ["import", there, back]):
+        line = [str(BIN / "eagle3kit"), command[0], str(pipeline.file), *map(str, command[1:])]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "embed_tokens.weight is the target's: 49,152 of 49,152 rows equal" in done.stdout
+        assert "lm_head.weight is the target's: 2,048 of 2,048 rows equal" in done.stdout
+    trained = load_file(pipeline.root / "checkpoints" / "1" / "model.safetensors")
+    returned = load_file(back / "model.safetensors")
+    assert trained.keys() == returned.keys()
+    assert all(torch.equal(returned[name], tensor) for name, tensor in trained.items())
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "delete"])
