@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3kit import server as serving
-from eagle3kit import train
+from eagle3kit import simulate, train
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
@@ -79,7 +79,7 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
     memory is served by one contestant after the other.
 
     Returns:
-        By contestant: `{"answers": {id: token ids}, "accepted": {id: histogram}, "counters": counters, "tokens_per_s": [...],
+        By contestant: `{"answers": {id: token ids}, "accepted": {id: counts}, "counters": counters, "tokens_per_s": [...],
         "differences": {...}, "ready_s": s, "paired": whether repeats were taken in turns}`.
 
     Raises:
@@ -155,7 +155,7 @@ def _answers(run: Run, server: Server, asked: Sequence[Question], say: Callable[
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server wrote: token ids, and how many drafts had 0, 1, 2, ... tokens accepted (empty without speculation)."""
+    """What the server wrote: token ids, and how many tokens of each draft it accepted, in order (none without speculation)."""
 
     tokens: list[int]
     accepted: list[int]
@@ -179,7 +179,7 @@ def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency:
                 "the server returned no token ids", seen=str(choice)[:200], fix="check the vLLM version with 00_preflight"
             )
         drafted = (reply.get("metrics") or {}).get("speculative_decoding") or {}
-        return Answer(list(choice["token_ids"]), list(drafted.get("acceptance_histogram", [])))
+        return Answer(list(choice["token_ids"]), list(drafted.get("per_step_accepted") or []))
 
     with ThreadPoolExecutor(concurrency) as pool:
         return dict(zip([question.id for question in asked], pool.map(one, asked), strict=True))
@@ -250,7 +250,7 @@ def acceptance(
 
     Args:
         counters: the whole server's, over all prompts (see `spec_counters`).
-        accepted: by prompt id, how many drafts had 0, 1, 2, ... tokens accepted.
+        accepted: by prompt id, how many tokens of each draft were accepted.
         kinds: by prompt id, its kind.
         k: tokens drafted at each step.
 
@@ -262,7 +262,7 @@ def acceptance(
         raise KitError("the engine counted no draft", fix="read the server's log: speculation was not on")
     unconditional = [counters.get(f"accepted_{i}", 0.0) / drafts for i in range(1, k + 1)]
     conditional = [rate / before if before else 0.0 for rate, before in zip(unconditional, [1.0, *unconditional], strict=False)]
-    drafting = {name: histogram for name, histogram in accepted.items() if sum(histogram)}
+    drafting = {name: counts for name, counts in accepted.items() if counts}
     of_kind = {kind: [drafting[name] for name in drafting if kinds[name] == kind] for kind in sorted(set(kinds.values()))}
     low, high = _interval(list(drafting.values()))
     return {
@@ -278,17 +278,22 @@ def acceptance(
     }
 
 
-def length(histograms: Sequence[Sequence[int]]) -> float:
+def length(answers: Sequence[Sequence[int]]) -> float:
     """Acceptance length in tokens per target forward: one, and the mean number of accepted tokens of a draft."""
-    return 1 + sum(n * count for h in histograms for n, count in enumerate(h)) / sum(sum(h) for h in histograms)
+    return 1 + sum(map(sum, answers)) / sum(map(len, answers))
 
 
-def _interval(histograms: Sequence[Sequence[int]], draws: int = 2000) -> tuple[float | None, float | None]:
+def _interval(answers: Sequence[Sequence[int]], draws: int = 2000) -> tuple[float | None, float | None]:
     """95 % bootstrap interval of the acceptance length. Prompts are drawn, not drafts: those of one answer hang together."""
-    if len(histograms) < 2:
+    if len(answers) < 2:
         return None, None
     chance = random.Random(0)  # noqa: S311 - a reproducible interval, not a secret
-    found = sorted(length(chance.choices(histograms, k=len(histograms))) for _ in range(draws))
+    sums = [(sum(counts), len(counts)) for counts in answers]
+    found = []
+    for _ in range(draws):
+        drawn = chance.choices(sums, k=len(sums))
+        found.append(1 + sum(n for n, _ in drawn) / sum(n for _, n in drawn))
+    found.sort()
     return found[round(0.025 * (draws - 1))], found[round(0.975 * (draws - 1))]
 
 
@@ -401,23 +406,55 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
 # ---- for the notebook
 
 
-def train_against_serve(run: Run, accepted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Per draft position the accuracy that training measured and the acceptance that serving gave; for a table.
+def simulated(run: Run) -> dict[str, list[int]]:
+    """What serving should accept, by held-out row (see `simulate`); the resumable step `eval/simulated`.
 
-    Training scores every supervised position given the right prefix (teacher forcing); serving scores only where a draft starts,
-    right after the last accepted token. So they agree roughly, not exactly.
+    Raises:
+        KitError: serving accepts far less than that: trainer and server do not run the same drafter.
     """
+    k = run.params.eval_k
+    step = run.step("eval/simulated", {"checkpoints": run.digest("checkpoints", train.MADE_BY), "k": k})
+    if not step.done:
+        with step:
+            found = simulate.heldout(run, train.drafter_folder(run), k)
+            write_json(step.folder / "result.json", found)
+            step.outputs = {"rows": len(found)}
+    found = read_json(step.folder / "result.json", MADE_BY)
+    promised, served = length(list(found.values())), run.fact("acceptance.al", 0.0)
+    run.record("acceptance.simulated_al", round(promised, 4), "tokens/forward", "chain drafts over captured states, no server")
+    if served - 1 < LEAST_SERVED * (promised - 1):
+        raise KitError(
+            "serving accepts far less than the drafter gets right offline",
+            seen=f"acceptance length {served:.2f}",
+            wanted=f"about {promised:.2f}",
+            fix="hold aux_layers, d2t and the norms of the served config.json against the trained one's",
+        )
+    return found
+
+
+LEAST_SERVED = 0.7
+"""Share of the simulated gain that serving must reach: answers of another length and ties move it, a real mismatch ends it."""
+
+
+def train_against_serve(run: Run, accepted: Mapping[str, Any], simulated: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """Per draft position what training measured, what drafting over captured states gives, and what serving gave; for a table.
+
+    Training scores every supervised position (teacher forcing), in the draft vocabulary; the other two only where a draft starts,
+    right after the last accepted token, and in the target's vocabulary. So training agrees roughly, the others closely.
+    """
+    counts = [count for row in simulated.values() for count in row]
     rows: list[dict[str, Any]] = [
         {
             "position": str(i + 1),
             "training, all positions": run.fact(f"train.val_acc_{i + 1}", "unknown"),
-            "serving, unconditional": round(rate, 4),
-            "serving, conditional": round(accepted["conditional"][i], 4),
+            "simulated": round(sum(count > i for count in counts) / len(counts), 4),
+            "served": round(rate, 4),
+            "served, conditional": round(accepted["conditional"][i], 4),
         }
         for i, rate in enumerate(accepted["unconditional"])
     ]
-    simulated = run.fact("train.simulated_al", "unknown")
-    return [*rows, {"position": "AL", "training, all positions": simulated, "serving, unconditional": round(accepted["al"], 4)}]
+    al = {"training, all positions": run.fact("train.simulated_al", "unknown"), "simulated": run.fact("acceptance.simulated_al")}
+    return [*rows, {"position": "AL", **al, "served": round(accepted["al"], 4), "served, conditional": ""}]
 
 
 def lossless_rows(lossless: Mapping[str, Any]) -> list[dict[str, Any]]:

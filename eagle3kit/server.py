@@ -39,8 +39,8 @@ class Engine:
     arguments: tuple[str, ...] = ()
 
 
-ACCEPTANCE = ("--per-request-spec-decode-metrics", "summary")
-"""Each answer then says how many of its drafts had 0, 1, 2, ... tokens accepted."""
+ACCEPTANCE = ("--per-request-spec-decode-metrics", "detailed")
+"""Each answer then says how many tokens of each draft were accepted."""
 
 
 def plain() -> Engine:

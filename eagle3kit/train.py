@@ -118,7 +118,7 @@ def warm_start(run: Run, model: Path | str) -> list[dict[str, Any]]:
             shutil.rmtree(dest, ignore_errors=True)
             d2t, t2d = vocab.load_maps(run)
             maps = (None, None) if len(d2t) == len(t2d) else (d2t, t2d)
-            target = convert.local_folder(str(model), p.target_revision)
+            target = hidden_states.model_folder(model)
             rows = convert.warm_start(parent, run.path("config"), target, dest, *maps, trust_remote_code=p.trust_remote_code)
             write_json(step.folder / "rows.json", rows)
             step.outputs = {"tensors": len(rows)}
@@ -364,7 +364,7 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     for name, wanted in (("d2t", d2t), ("t2d", t2d)):
         if name in weights and not torch.equal(weights[name].to(wanted.dtype), wanted):
             raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix="run 05_train with force: true")
-    origin = convert.verify_origin(folder, convert.local_folder(str(model), run.params.target_revision))
+    origin = convert.verify_origin(folder, hidden_states.model_folder(model))
     if lost := [row for row in origin if row["state"] == "fail"]:
         raise KitError(f"not so: {lost[0]['name']}", seen=lost[0]["found"], fix="run 05_train with force: true")
     first = run.fact("train.val_acc_1", 0.0)

@@ -35,7 +35,8 @@ def test_counters_are_read_from_the_engine() -> None:
 
 
 KINDS = {"p1": "story", "p2": "story", "p3": "math"}
-ACCEPTED = {"p1": [30, 12, 4, 4], "p2": [30, 12, 4, 4], "p3": []}
+COUNTS = [0] * 30 + [1] * 12 + [2] * 4 + [3] * 4
+ACCEPTED = {"p1": COUNTS, "p2": COUNTS, "p3": []}
 
 
 def test_acceptance_has_known_values() -> None:
@@ -52,16 +53,16 @@ def test_al_is_one_plus_the_sum_of_unconditional_rates(steps: list[int]) -> None
     accepted = sorted(steps, reverse=True)
     counters = {"drafts": 50.0, "accepted_tokens": float(sum(accepted))}
     counters |= {f"accepted_{i + 1}": float(n) for i, n in enumerate(accepted)}
-    histogram = [a - b for a, b in zip([50, *accepted], [*accepted, 0], strict=True)]
-    found = evaluate.acceptance(counters, {"p": histogram}, {"p": "any"}, len(accepted))
+    counts = [sum(draft < n for n in accepted) for draft in range(50)]
+    found = evaluate.acceptance(counters, {"p": counts}, {"p": "any"}, len(accepted))
     assert found["al"] == pytest.approx(1 + sum(found["unconditional"]))
     assert found["by_kind"]["any"]["al"] == pytest.approx(found["al"])
     assert all(0 <= rate <= 1 for rate in found["conditional"])
 
 
 def test_the_interval_is_as_wide_as_the_prompts_differ() -> None:
-    assert evaluate._interval([[5, 5], [10, 10], [3, 27]]) == pytest.approx((1.5, 1.9))
-    assert evaluate._interval([[5, 5]]) == (None, None)
+    assert evaluate._interval([[0, 1], [0, 1, 0, 1], [0] + [1] * 9]) == pytest.approx((1.5, 1.9))
+    assert evaluate._interval([[0, 1]]) == (None, None)
 
 
 def test_no_draft_is_an_error() -> None:
