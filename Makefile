@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARAMS ?= params/local.yaml
 
-.PHONY: run test lint lab env lock clean format
+.PHONY: run test soak lint lab env lock clean format
 
 run: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS)
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
+
+# Longer than `make test` may be: the Kimi-K2.5-shaped target through all seven notebooks.
+soak: $(VENV)/ready
+	$(BIN)/python -m pytest tests/soak -s
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

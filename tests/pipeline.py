@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
 
 
 class Pipeline:
@@ -29,14 +31,20 @@ class Pipeline:
         """Another run in the same folder, with a params file of its own."""
         return Pipeline(self.folder, params, name)
 
+    def copy_to(self, other: "Pipeline") -> None:
+        """Give another run what this one made before training."""
+        for name in ("config", "data", "hidden_states", "vocab"):
+            shutil.copytree(self.root / name, other.root / name)
+
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start it and return at once."""
         return self._start([sys.executable, "-m", "eagle3kit.cli", "run", str(self.file), *options])
 
     def start_notebook(self, name: str) -> subprocess.Popen[bytes]:
         """Start one notebook with papermill alone, as README says."""
-        papermill = Path(sys.executable).parent / "papermill"
-        return self._start([str(papermill), f"notebooks/{name}.ipynb", str(self.folder / f"{name}.ipynb"), "-f", str(self.file)])
+        return self._start(
+            [str(BIN / "papermill"), f"notebooks/{name}.ipynb", str(self.folder / f"{name}.ipynb"), "-f", str(self.file)]
+        )
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as output:

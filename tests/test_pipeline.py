@@ -6,10 +6,8 @@ One small run serves all tests, in the order below: each test leaves it further 
 import contextlib
 import json
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from pipeline import ROOT, Pipeline, wait_for
+from pipeline import BIN, ROOT, Pipeline, wait_for
 from safetensors.torch import load_file
-
-BIN = Path(sys.executable).parent
 
 PARAMS = """
 run_name: test
@@ -228,7 +224,7 @@ def test_a_warm_start_begins_where_its_parent_ended(pipeline: Pipeline) -> None:
     for old, new in changes.items():
         params = params.replace(old, new)
     warm = pipeline.beside("warm", params)
-    shutil.copytree(pipeline.root, warm.root, ignore=shutil.ignore_patterns("checkpoints", "captured", "eval", "report*"))
+    pipeline.copy_to(warm)
     status, output = warm.run("--from", "05_train", "--to", "05_train")
     assert status == 0, output[-3000:]
 

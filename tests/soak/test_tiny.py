@@ -1,0 +1,72 @@
+"""All seven notebooks on the Kimi-K2.5-shaped target, as `params/tiny.yaml` ships, and its drafter through every form.
+
+Acceptance means nothing here; names, shapes, layers, maps and files do. About ten minutes, so apart from `make test`: `make soak`.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pipeline import BIN, ROOT, Pipeline
+from safetensors.torch import load_file
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = tmp_path_factory.mktemp("tiny")
+    params = yaml.safe_load((ROOT / "params" / "tiny.yaml").read_text())
+    params |= {"runs_dir": str(folder / "runs"), "reports_dir": str(folder / "reports"), "run_name": "tiny"}
+    pipeline = Pipeline(folder, yaml.safe_dump(params), "tiny")
+    status, output = pipeline.run(timeout_s=1500)
+    assert status == 0, output[-3000:]
+    return pipeline
+
+
+def test_every_notebook_went_through(tiny: Pipeline) -> None:
+    facts = tiny.facts()
+    assert tiny.nothing_left()
+    assert facts["extraction.golden_top1"] >= 0.99
+    assert facts["extraction.golden_mae"] <= 1e-4
+    assert facts["lossless.share"] == 1
+    assert facts["drafter.target"] == "tiny-kimi-k2.5"
+    assert all(facts[f"stage.{stage:02d}.minutes"] >= 0 for stage in range(7))
+    print(f"\ntiny.yaml: {facts['pipeline.minutes']:.1f} minutes, {facts['memory.peak_gb']:.1f} GB")
+
+
+def test_the_server_drafts_what_the_module_drafts(tiny: Pipeline) -> None:
+    """MLA and experts in the target, a wrapper around its weights: the drafter sees the same states in both places."""
+    served = json.loads((tiny.root / "eval" / "eagle3" / "result.json").read_text())["accepted"]
+    offline = json.loads((tiny.root / "eval" / "simulated" / "result.json").read_text())
+    pairs = [(a, b) for name in served for a, b in zip(served[name], offline[name], strict=False)]
+    assert len(pairs) > 100
+    assert sum(a == b for a, b in pairs) >= 0.97 * len(pairs)
+
+
+def test_the_drafter_goes_to_the_other_form_and_back(tiny: Pipeline, tmp_path: Path) -> None:
+    there, back = tmp_path / "llama", tmp_path / "speculators"
+    for command in (["export", there], ["import", there, back]):
+        line = [str(BIN / "eagle3kit"), command[0], str(tiny.file), *map(str, command[1:])]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((there / "config.json").read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"][0] == 1
+    trained, returned = (load_file(folder / "model.safetensors") for folder in (tiny.root / "checkpoints" / "0", back))
+    assert trained.keys() == returned.keys()
+    assert all(torch.equal(returned[name], tensor) for name, tensor in trained.items())
+
+
+def test_a_warm_start_from_the_exported_form_begins_where_it_ended(tiny: Pipeline, tmp_path: Path) -> None:
+    exported = tmp_path / "parent"
+    line = [str(BIN / "eagle3kit"), "export", str(tiny.file), str(exported)]
+    subprocess.run(line, cwd=ROOT, check=True, capture_output=True, timeout=180)
+    params = yaml.safe_load(tiny.file.read_text()) | {"run_name": "warm", "train_from": str(exported)}
+    warm = tiny.beside("warm", yaml.safe_dump(params))
+    tiny.copy_to(warm)
+    status, output = warm.run("--from", "05_train", "--to", "05_train")
+    assert status == 0, output[-3000:]
+    first = [sum(row["loss"] for row in run.training("train")[:3]) / 3 for run in (warm, tiny)]
+    last = sum(row["loss"] for row in tiny.training("train")[-3:]) / 3
+    assert first[0] < first[1]
+    assert first[0] < 1.2 * last
