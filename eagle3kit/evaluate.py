@@ -416,10 +416,10 @@ def simulated(run: Run) -> dict[str, list[int]]:
     step = run.step("eval/simulated", {"checkpoints": run.digest("checkpoints", train.MADE_BY), "k": k})
     if not step.done:
         with step:
-            found = simulate.heldout(run, train.drafter_folder(run), k)
-            write_json(step.folder / "result.json", found)
-            step.outputs = {"rows": len(found)}
-    found = read_json(step.folder / "result.json", MADE_BY)
+            accepted = simulate.heldout(run, train.drafter_folder(run), k)
+            write_json(step.folder / "result.json", accepted)
+            step.outputs = {"rows": len(accepted)}
+    found: dict[str, list[int]] = read_json(step.folder / "result.json", MADE_BY)
     promised, served = length(list(found.values())), run.fact("acceptance.al", 0.0)
     run.record("acceptance.simulated_al", round(promised, 4), "tokens/forward", "chain drafts over captured states, no server")
     if served - 1 < LEAST_SERVED * (promised - 1):

@@ -229,7 +229,7 @@ def test_a_warm_start_begins_where_its_parent_ended(pipeline: Pipeline) -> None:
     assert status == 0, output[-3000:]
 
     def first_steps(run: Pipeline) -> float:
-        return sum(row["loss"] for row in run.training("train")[:3]) / 3
+        return float(sum(row["loss"] for row in run.training("train")[:3]) / 3)
 
     ended = pipeline.training("train")[-3:]
     assert first_steps(warm) < 0.7 * first_steps(pipeline)
@@ -239,8 +239,8 @@ def test_a_warm_start_begins_where_its_parent_ended(pipeline: Pipeline) -> None:
 
 def test_the_drafter_is_exported_and_comes_back_bit_for_bit(pipeline: Pipeline, tmp_path: Path) -> None:
     there, back = tmp_path / "llama", tmp_path / "speculators"
-    for command in (["export", there], ["import", there, back]):
-        line = [str(BIN / "eagle3kit"), command[0], str(pipeline.file), *map(str, command[1:])]
+    for command, *folders in (("export", there), ("import", there, back)):
+        line = [str(BIN / "eagle3kit"), str(command), str(pipeline.file), *map(str, folders)]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "embed_tokens.weight is the target's: 49,152 of 49,152 rows equal" in done.stdout

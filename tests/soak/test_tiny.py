@@ -47,8 +47,8 @@ def test_the_server_drafts_what_the_module_drafts(tiny: Pipeline) -> None:
 
 def test_the_drafter_goes_to_the_other_form_and_back(tiny: Pipeline, tmp_path: Path) -> None:
     there, back = tmp_path / "llama", tmp_path / "speculators"
-    for command in (["export", there], ["import", there, back]):
-        line = [str(BIN / "eagle3kit"), command[0], str(tiny.file), *map(str, command[1:])]
+    for command, *folders in (("export", there), ("import", there, back)):
+        line = [str(BIN / "eagle3kit"), str(command), str(tiny.file), *map(str, folders)]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((there / "config.json").read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"][0] == 1
