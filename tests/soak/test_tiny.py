@@ -1,6 +1,6 @@
 """All seven notebooks on the Kimi-K2.5-shaped target, as `params/tiny.yaml` ships, and its drafter through every form.
 
-Acceptance means nothing here; names, shapes, layers, maps and files do. About ten minutes, so apart from `make test`: `make soak`.
+Acceptance means nothing here; names, shapes, layers, maps and files do. About ten minutes, hence apart from `make test`.
 """
 
 import json
