@@ -99,8 +99,8 @@ def import_command(options: argparse.Namespace) -> int:
     from eagle3kit import convert, target
 
     params = _params(options)
-    model = convert.local_folder(target.materialize(params)[0], params.target_revision)
-    source = convert.local_folder(options.source)
+    model = target.local_folder(target.materialize(params)[0], params.target_revision)
+    source = target.local_folder(options.source)
     folder = convert.import_llama(
         source, options.dest, model, convention=options.convention, trust_remote_code=params.trust_remote_code
     )
@@ -110,7 +110,7 @@ def import_command(options: argparse.Namespace) -> int:
 def _origin(folder: Path, params: Params) -> int:
     from eagle3kit import convert, target
 
-    model = convert.local_folder(target.materialize(params)[0], params.target_revision)
+    model = target.local_folder(target.materialize(params)[0], params.target_revision)
     rows = convert.verify_origin(folder, model)
     for row in rows:
         print(f"{row['state']:4}  {row['name']}: {row['found']}" + (f"  -> {row['fix']}" * bool(row["fix"])))

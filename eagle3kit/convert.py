@@ -557,27 +557,6 @@ def warm_start(
     return rows
 
 
-def local_folder(name: str, revision: str | None = None) -> Path:
-    """The folder of a drafter or target: `name` itself, or what the hub's cache holds of it, downloaded where it does not.
-
-    Raises:
-        KitError: it is neither a folder nor on the hub, or the hub cannot be reached.
-    """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors"], etag_timeout=5))
-    except (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise KitError(
-            f"{name} is neither a local folder nor to be had from the hub",
-            seen=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            fix="correct the name, or give this machine access to the hub",
-        ) from None
-
-
 # ---- against the target
 
 

@@ -28,6 +28,7 @@ from eagle3kit.errors import KitError
 from eagle3kit.process import run_tool
 from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
 from eagle3kit.server import Server
+from eagle3kit.target import local_folder
 
 if TYPE_CHECKING:
     import torch
@@ -345,7 +346,7 @@ def score(run: Run, server: Server, model: str | Path, layers: Sequence[int], ep
     tokens = load_tokens(run)
     count = min(run.params.golden_samples, len(rows))
     chosen = [round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)]
-    head, norm = head_and_norm(model)
+    head, norm = head_and_norm(local_folder(model, run.params.target_revision))
     hits, errors, positions = [0] * len(layers), [0.0] * len(layers), 0
     for index in chosen:
         ids = tokens[index]["input_ids"]
@@ -401,22 +402,13 @@ def compare(
     return hits, error
 
 
-def model_folder(model: str | Path) -> Path:
-    """The folder with a target's weights: itself, or what the hub's cache holds of a hub id (vLLM has downloaded it by then)."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(str(model), local_files_only=True))
-
-
 HEAD = ("lm_head.weight", "language_model.lm_head.weight")
 EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
 NORM = ("model.norm.weight", "language_model.model.norm.weight")
 """Names of the same tensor in a plain checkpoint and inside the Kimi-K2.5 wrapper."""
 
 
-def head_and_norm(model: str | Path) -> tuple[torch.Tensor, torch.Tensor]:
+def head_and_norm(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """The target's output matrix `[vocab, hidden]` and final norm weight `[hidden]`, float32.
 
     With tied embeddings a checkpoint has no `lm_head.weight`; the embedding matrix is the output matrix then.
@@ -424,13 +416,12 @@ def head_and_norm(model: str | Path) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         KitError: the checkpoint holds none of them.
     """
-    folder = model_folder(model)
     head = find_tensor(folder, HEAD)
     if head is None:
         head = find_tensor(folder, EMBEDDING)
     norm = find_tensor(folder, NORM)
     if head is None or norm is None:
-        raise KitError(f"no output matrix or final norm in {model}", fix="correct target_model")
+        raise KitError(f"no output matrix or final norm in {folder}", fix="correct target_model")
     return head.float(), norm.float()
 
 

@@ -742,6 +742,28 @@ def _hub_bytes(hub_id: str, revision: str) -> int | None:
 # ---- bringing it here
 
 
+def local_folder(name: str | Path, revision: str | None = None) -> Path:
+    """The folder of a drafter or target: `name` itself, or what the hub's cache holds of it, downloaded where it does not.
+
+    Raises:
+        KitError: it is neither a folder nor on the hub, or the hub cannot be reached.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors"]
+        return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns, etag_timeout=5))
+    except (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise KitError(
+            f"{name} is neither a local folder nor to be had from the hub",
+            seen=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            fix="correct the name, or give this machine access to the hub",
+        ) from None
+
+
 def cache_folder() -> Path:
     """Where targets that the kit makes are kept, once a machine: `$EAGLE3KIT_CACHE/targets` or `~/.cache/eagle3kit/targets`."""
     root = os.environ.get("EAGLE3KIT_CACHE")

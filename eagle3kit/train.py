@@ -24,6 +24,7 @@ from eagle3kit.errors import KitError
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run, file_digest, read_json, write_json
 from eagle3kit.server import cores, preload
+from eagle3kit.target import local_folder
 
 MADE_BY = "05_train"
 CONFIG_MADE_BY = "02_build_k25_config"
@@ -104,7 +105,7 @@ def warm_start(run: Run, model: Path | str) -> list[dict[str, Any]]:
     p = run.params
     if not p.train_from:
         return [{"tensor": "all", "what": "new", "reason": "train_from is empty: fresh weights of the shape in config/"}]
-    parent = convert.local_folder(p.train_from)
+    parent = local_folder(p.train_from)
     files = [path for path in sorted(parent.iterdir()) if path.suffix == ".safetensors" or path.name == "config.json"]
     inputs = {
         "config": run.digest("config", CONFIG_MADE_BY),
@@ -118,7 +119,7 @@ def warm_start(run: Run, model: Path | str) -> list[dict[str, Any]]:
             shutil.rmtree(dest, ignore_errors=True)
             d2t, t2d = vocab.load_maps(run)
             maps = (None, None) if len(d2t) == len(t2d) else (d2t, t2d)
-            target = hidden_states.model_folder(model)
+            target = local_folder(model, run.params.target_revision)
             rows = convert.warm_start(parent, run.path("config"), target, dest, *maps, trust_remote_code=p.trust_remote_code)
             write_json(step.folder / "rows.json", rows)
             step.outputs = {"tensors": len(rows)}
@@ -364,7 +365,7 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     for name, wanted in (("d2t", d2t), ("t2d", t2d)):
         if name in weights and not torch.equal(weights[name].to(wanted.dtype), wanted):
             raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix="run 05_train with force: true")
-    origin = convert.verify_origin(folder, hidden_states.model_folder(model))
+    origin = convert.verify_origin(folder, local_folder(model, run.params.target_revision))
     if lost := [row for row in origin if row["state"] == "fail"]:
         raise KitError(f"not so: {lost[0]['name']}", seen=lost[0]["found"], fix="run 05_train with force: true")
     first = run.fact("train.val_acc_1", 0.0)
