@@ -10,7 +10,7 @@ run: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS)
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Longer than `make test` may be: the Kimi-K2.5-shaped target through all seven notebooks.
 soak: $(VENV)/ready

@@ -1,4 +1,4 @@
-"""Shared fixtures."""
+"""Shared fixtures, and the order of the tests."""
 
 from pathlib import Path
 
@@ -6,6 +6,11 @@ import pytest
 
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The pipeline's tests first: they take longest, and the others run beside them."""
+    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
 
 
 @pytest.fixture
