@@ -95,6 +95,7 @@ def orthogonalize(grad: torch.Tensor, ns_coefficients: Sequence[float], ns_steps
 
 def use_cpu() -> None:
     """Give speculators' trainer a CPU, for it otherwise asks for device 0 of an accelerator, and Muon a float32 iteration."""
+    import speculators.train.checkpointer as checkpointer
     import speculators.train.cli as cli
     import speculators.train.trainer as trainer
     import torch
@@ -111,6 +112,7 @@ def use_cpu() -> None:
 
     torch.accelerator.synchronize = synchronize
     muon._zeropower_via_newtonschulz = orthogonalize
+    checkpointer.get_current_device = lambda: "cpu"  # where a resumed training loads its checkpoint
     cli.Trainer = CpuTrainer
 
 
