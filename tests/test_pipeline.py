@@ -167,7 +167,7 @@ def test_the_server_accepts_what_the_drafter_gets_right_offline(pipeline: Pipeli
     offline = json.loads((pipeline.root / "eval" / "simulated" / "result.json").read_text())
     assert served.keys() == offline.keys()
     pairs = [(a, b) for name in served for a, b in zip(served[name], offline[name], strict=False)]
-    assert len(pairs) > 100
+    assert len(pairs) > 60
     assert sum(a == b for a, b in pairs) >= 0.97 * len(pairs)
     assert sum(a for a, _ in pairs) > 0
 
