@@ -65,6 +65,14 @@ def test_the_interval_is_as_wide_as_the_prompts_differ() -> None:
     assert evaluate._interval([[0, 1]]) == (None, None)
 
 
+def test_serving_far_below_the_simulation_is_an_error() -> None:
+    simulated = {"a": [1, 0, 2, 0] * 5}
+    evaluate.require_served({"a": [1, 0, 2, 0] * 4}, simulated)  # a shorter answer: only what both have counts
+    evaluate.require_served({"a": [0] * 4}, {"a": [1, 0, 0, 1]})  # too few tokens to tell
+    with pytest.raises(KitError, match="far less.*seen 0 tokens in 20 drafts; wanted about 15"):
+        evaluate.require_served({"a": [0] * 20}, simulated)
+
+
 def test_no_draft_is_an_error() -> None:
     with pytest.raises(KitError, match="counted no draft"):
         evaluate.acceptance({}, {}, {}, 3)
