@@ -595,5 +595,8 @@ def progress_line(done: int, total: int, unit: str, started: float, *, already: 
     if done > already and elapsed > 0:
         rate = (done - already) / elapsed
         parts.append(f"{rate:.3g}/s" if rate < 1000 else f"{rate:,.0f}/s")
-        parts.append(f"{fmt_duration((total - done) / rate)} left" if total > done else f"done in {fmt_duration(elapsed)}")
+        if total <= done:
+            parts.append(f"done in {fmt_duration(elapsed)}")
+        elif (done - already) * 20 >= total - already:  # the first of many at once say nothing about the rate
+            parts.append(f"{fmt_duration((total - done) / rate)} left")
     return "  " + "  ".join(parts)

@@ -328,6 +328,7 @@ def test_live_plot_redraws_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         (743, 744, 743, "  743/744 prompts 99 %"),
         (743, 744, 623, "  743/744 prompts 99 %  3.2/s  0 s left"),
         (3, 0, 0, "  3 prompts  0.08/s  done in 38 s"),
+        (4, 971, 0, "  4/971 prompts 0 %  0.107/s"),
     ],
 )
 def test_progress_line(done: int, total: int, already: int, wanted: str) -> None:
