@@ -228,6 +228,11 @@ class Params(BaseModel):
     train_save_every: float = _training(
         1.0, "epochs", "epochs between checkpoints; may be a fraction", aka=("checkpoint_freq",), gt=0
     )
+    train_best_by: Literal["acceptance", "loss", "last"] = _training(
+        "acceptance",
+        "",
+        "epoch whose checkpoint is served: longest acceptance promised by held-out accuracies, lowest held-out loss, or last",
+    )
     train_processes: int = _training(1, "processes", "trainer processes under torchrun, one a GPU", aka=("nproc_per_node",), ge=1)
     train_workers: int = _training(0, "processes", "data-loader workers of each trainer process", aka=("num_workers",), ge=0)
 

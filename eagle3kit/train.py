@@ -22,7 +22,7 @@ from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows
 from eagle3kit.errors import KitError
 from eagle3kit.process import Child
-from eagle3kit.rundir import Run, file_digest, read_json, write_json
+from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
 from eagle3kit.server import cores, preload
 from eagle3kit.target import local_folder
 
@@ -166,11 +166,26 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
                     fix="run notebook 05_train again: it goes on from the last finished epoch",
                 )
             seconds = time.monotonic() - began
-            last = last_checkpoint(step.folder)
-            require_finished(last, run.params.train_epochs)
-            step.outputs = {"checkpoint": last.name}
+            require_finished(last_checkpoint(step.folder), run.params.train_epochs)
             _record(run, read_log(log), seconds)
+            _choose(run, step, read_log(log))
+    elif best_checkpoint(step.folder, read_log(log), run.params.train_best_by).name != step.outputs["checkpoint"]:
+        with step:  # train_best_by has changed
+            _choose(run, step, read_log(log))
     return read_log(log)
+
+
+def _choose(run: Run, step: Step, log: Sequence[dict[str, Any]]) -> None:
+    """Say which checkpoint is served, and record what its validation found."""
+    best = best_checkpoint(step.folder, log, run.params.train_best_by)
+    step.outputs = {"checkpoint": best.name}
+    for row in log:
+        if row["split"] == "val" and row["epoch"] == int(best.name):
+            facts: dict[str, tuple[Any, str]] = {f"train.val_acc_{i + 1}": (value, "share") for i, value in enumerate(row["acc"])}
+            facts["train.val_loss"] = (row["loss"], "nats")
+            facts["train.simulated_al"] = (round(simulated_al(row["cond"]), 4), "tokens/forward")
+            source = f"teacher-forced on the held-out rows, draft vocabulary, after epoch {int(best.name) + 1}, which is served"
+            run.record_all(facts, source)
 
 
 def _environment(run: Run, device: str) -> dict[str, str]:
@@ -238,8 +253,32 @@ def last_checkpoint(folder: Path) -> Path:
     return found[-1]
 
 
+def best_checkpoint(folder: Path, log: Sequence[dict[str, Any]], by: str) -> Path:
+    """The checkpoint to serve: of the epochs that were saved and validated the best, the later one of equals.
+
+    Args:
+        folder: the step's folder.
+        log: see `read_log`.
+        by: `acceptance` (highest `simulated_al` on the held-out rows), `loss` (lowest there), or `last`, where the learning-rate
+            schedule ends. Without a validation it is the last in any case.
+
+    Raises:
+        KitError: there is no checkpoint.
+    """
+    validated = {int(row["epoch"]): row for row in log if row["split"] == "val"}
+    ended = [path for path in _checkpoints(folder) if int(path.name) in validated and (_state(path) or {}).get("local_step") == 0]
+    if by == "last" or not ended:
+        return last_checkpoint(folder)
+
+    def merit(path: Path) -> tuple[float, int]:
+        row = validated[int(path.name)]
+        return (simulated_al(row["cond"]) if by == "acceptance" else -row["loss"]), int(path.name)
+
+    return max(ended, key=merit)
+
+
 def drafter_folder(run: Run) -> Path:
-    """The trained drafter in speculators' form: the last checkpoint, where the learning-rate schedule ends."""
+    """The trained drafter in speculators' form: the checkpoint that `train_best_by` chose when training ended."""
     return run.path("checkpoints") / str(run.manifest("checkpoints", MADE_BY)["outputs"]["checkpoint"])
 
 
@@ -266,7 +305,6 @@ def simulated_al(cond: Sequence[float]) -> float:
 
 def _record(run: Run, log: Sequence[dict[str, Any]], seconds: float) -> None:
     steps = [row for row in log if row["split"] == "train"]
-    validations = [row for row in log if row["split"] == "val"]
     if not steps:
         raise KitError("the trainer logged no step", fix=f"read {run.path('logs', 'trainer.log')}")
     gaps = sorted(b["time"] - a["time"] for a, b in itertools.pairwise(steps))
@@ -277,17 +315,6 @@ def _record(run: Run, log: Sequence[dict[str, Any]], seconds: float) -> None:
         "time.train_s": (round(seconds, 1), "s"),
     }
     run.record_all(facts, "checkpoints/log.jsonl")
-    if validations:
-        last = validations[-1]
-        source = "teacher-forced on the held-out rows, draft vocabulary, after the last epoch"
-        run.record_all({f"train.val_acc_{i + 1}": (value, "share") for i, value in enumerate(last["acc"])}, source)
-        run.record_all(
-            {
-                "train.val_loss": (last["loss"], "nats"),
-                "train.simulated_al": (round(simulated_al(last["cond"]), 4), "tokens/forward"),
-            },
-            source,
-        )
 
 
 # ---- for the notebook
@@ -327,14 +354,15 @@ def packs(lengths: Sequence[int], size: int) -> int:
     return count
 
 
-def epoch_rows(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Held-out loss and accuracy after each epoch; for a table."""
+def epoch_rows(log: Sequence[dict[str, Any]], served: Path | None = None) -> list[dict[str, Any]]:
+    """Held-out loss and accuracy after each epoch, and whether its checkpoint is the one that is `served`; for a table."""
     return [
         {
             "epoch": int(row["epoch"]) + 1,
             "loss": round(row["loss"], 4),
             **{f"step {i + 1}": f"{value:.1%}" for i, value in enumerate(row["acc"])},
             "simulated AL": round(simulated_al(row["cond"]), 3),
+            "served": "yes" if served and row["epoch"] == int(served.name) else "",
         }
         for row in log
         if row["split"] == "val"

@@ -130,7 +130,55 @@ def test_epoch_rows_show_held_out_rows_only() -> None:
         {"split": "train", "step": 1, "epoch": 0, "loss": 9.0, "acc": [0.1], "cond": [0.1]},
         {"split": "val", "step": 1, "epoch": 0, "loss": 8.0, "acc": [0.5], "cond": [0.5]},
     ]
-    assert train.epoch_rows(log) == [{"epoch": 1, "loss": 8.0, "step 1": "50.0%", "simulated AL": 1.5}]
+    row = {"epoch": 1, "loss": 8.0, "step 1": "50.0%", "simulated AL": 1.5, "served": ""}
+    assert train.epoch_rows(log) == [row]
+    assert train.epoch_rows(log, Path("checkpoints/0")) == [row | {"served": "yes"}]
+
+
+@pytest.mark.parametrize(("by", "epoch"), [("acceptance", "1"), ("loss", "0"), ("last", "2")])
+def test_the_checkpoint_that_is_served_is_the_best_by_what_was_asked(tmp_path: Path, by: str, epoch: str) -> None:
+    log = []
+    for number, (loss, cond) in enumerate([(5.0, [0.4, 0.2]), (6.0, [0.4, 0.5]), (7.0, [0.3, 0.9])]):  # AL 1.48, 1.6, 1.57
+        checkpoint(tmp_path, number)
+        log.append({"split": "val", "step": number, "epoch": number, "loss": loss, "acc": cond, "cond": cond})
+    assert train.best_checkpoint(tmp_path, log, by).name == epoch
+
+
+def test_of_equal_checkpoints_the_later_is_served_and_an_unfinished_one_never(tmp_path: Path) -> None:
+    log = [{"split": "val", "step": n, "epoch": n, "loss": 5.0, "acc": [0.4], "cond": [0.4]} for n in range(3)]
+    for number, local_step in enumerate((0, 0, 7)):
+        checkpoint(tmp_path, number, local_step)
+    assert train.best_checkpoint(tmp_path, log, "acceptance").name == "1"
+    assert train.best_checkpoint(tmp_path, [], "acceptance").name == "2"  # nothing validated: the last
+
+
+def trained(tmp_path: Path, **changes: object) -> Run:
+    """A finished training of two epochs, the first of which accepts more."""
+    run = prepared(tmp_path, train_epochs=2, **changes)
+    log = [
+        {"split": "val", "step": n, "epoch": n, "loss": 6.0 - n, "acc": [0.5 - n / 10], "cond": [0.5 - n / 10]} for n in (0, 1)
+    ]
+    for name in ("config", "hidden_states"):
+        with run.step(name, {}):
+            pass
+    inputs = {name: run.digest(name, "") for name in ("config", "hidden_states", "vocab")}
+    step = run.step("checkpoints", inputs | run.params.subset(train.TUNED))
+    if not step.done:
+        with step:
+            for number in (0, 1):
+                checkpoint(step.folder, number)
+            (step.folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+            step.outputs = {"checkpoint": "1"}
+    return run
+
+
+def test_another_choice_of_checkpoint_needs_no_training(tmp_path: Path) -> None:
+    for by, epoch in (("last", "1"), ("acceptance", "0"), ("loss", "1")):
+        run = trained(tmp_path, train_best_by=by)
+        train.train(run, "/model", "cpu", lambda log: None)
+        assert train.drafter_folder(run).name == epoch
+        if by != "last":
+            assert run.fact("train.val_acc_1") == pytest.approx(0.5 - int(epoch) / 10)
 
 
 def prepared(tmp_path: Path, **changes: object) -> Run:
