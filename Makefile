@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARAMS ?= params/local.yaml
 
-.PHONY: run test soak lint lab env lock clean format
+.PHONY: run sweep test soak lint lab env lock clean format
 
 run: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS)
+
+# The evaluation in depth, on a finished run: draft lengths, loads, temperatures. A quarter of an hour; may be interrupted.
+sweep: $(VENV)/ready
+	$(BIN)/eagle3kit run $(PARAMS) -p eval_sweep true --from 06_evaluate
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile

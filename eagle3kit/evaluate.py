@@ -161,8 +161,10 @@ class Answer:
     accepted: list[int]
 
 
-def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency: int) -> dict[str, Answer]:
-    """Greedy answers by question id, `concurrency` requests at a time."""
+def ask(
+    server: Server, asked: Sequence[Question], max_tokens: int, concurrency: int, extra: Mapping[str, Any] | None = None
+) -> dict[str, Answer]:
+    """Answers by question id, `concurrency` requests at a time; greedy unless `extra` fields of the request say otherwise."""
 
     def one(question: Question) -> Answer:
         body = {
@@ -171,6 +173,7 @@ def ask(server: Server, asked: Sequence[Question], max_tokens: int, concurrency:
             "max_tokens": max_tokens,
             "temperature": 0,
             "return_token_ids": True,
+            **(extra or {}),
         }
         reply = server.post("/v1/completions", body)
         choice = reply["choices"][0]
@@ -264,7 +267,7 @@ def acceptance(
     conditional = [rate / before if before else 0.0 for rate, before in zip(unconditional, [1.0, *unconditional], strict=False)]
     drafting = {name: counts for name, counts in accepted.items() if counts}
     of_kind = {kind: [drafting[name] for name in drafting if kinds[name] == kind] for kind in sorted(set(kinds.values()))}
-    low, high = _interval(list(drafting.values()))
+    low, high = interval(list(drafting.values()))
     return {
         "k": k,
         "al": 1 + counters["accepted_tokens"] / drafts,
@@ -283,7 +286,7 @@ def length(answers: Sequence[Sequence[int]]) -> float:
     return 1 + sum(map(sum, answers)) / sum(map(len, answers))
 
 
-def _interval(answers: Sequence[Sequence[int]], draws: int = 2000) -> tuple[float | None, float | None]:
+def interval(answers: Sequence[Sequence[int]], draws: int = 2000) -> tuple[float | None, float | None]:
     """95 % bootstrap interval of the acceptance length. Prompts are drawn, not drafts: those of one answer hang together."""
     if len(answers) < 2:
         return None, None
@@ -416,7 +419,7 @@ def simulated(run: Run) -> dict[str, list[int]]:
     step = run.step("eval/simulated", {"checkpoints": run.digest("checkpoints", train.MADE_BY), "k": k})
     if not step.done:
         with step:
-            accepted = simulate.heldout(run, train.drafter_folder(run), k)
+            accepted = simulate.heldout(run, train.drafter_folder(run), [k])[k]
             write_json(step.folder / "result.json", accepted)
             step.outputs = {"rows": len(accepted)}
     found: dict[str, list[int]] = read_json(step.folder / "result.json", MADE_BY)
@@ -457,9 +460,14 @@ def train_against_serve(run: Run, accepted: Mapping[str, Any], simulated: Mappin
     """Per draft position what training measured, what drafting over captured states gives, and what serving gave; for a table.
 
     Training scores every supervised position (teacher forcing), in the draft vocabulary; the other two only where a draft starts,
-    right after the last accepted token, and in the target's vocabulary. So training agrees roughly, the others closely.
+    right after the last accepted token, and in the target's vocabulary. So training agrees roughly, the others closely. The gap
+    is served less simulated; the alarm is raised where serving reaches less than `LEAST_SERVED` of the simulation.
     """
     counts = [count for row in simulated.values() for count in row]
+
+    def compared(promised: float, got: float) -> dict[str, Any]:
+        return {"gap": round(got - promised, 4), "alarm": "serving is far below" if got < LEAST_SERVED * promised else ""}
+
     rows: list[dict[str, Any]] = [
         {
             "position": str(i + 1),
@@ -467,11 +475,13 @@ def train_against_serve(run: Run, accepted: Mapping[str, Any], simulated: Mappin
             "simulated": round(sum(count > i for count in counts) / len(counts), 4),
             "served": round(rate, 4),
             "served, conditional": round(accepted["conditional"][i], 4),
+            **compared(sum(count > i for count in counts) / len(counts), rate),
         }
         for i, rate in enumerate(accepted["unconditional"])
     ]
     al = {"training, all positions": run.fact("train.simulated_al", "unknown"), "simulated": run.fact("acceptance.simulated_al")}
-    return [*rows, {"position": "AL", **al, "served": round(accepted["al"], 4), "served, conditional": ""}]
+    total = {"served": round(accepted["al"], 4), "served, conditional": "", **compared(al["simulated"] - 1, accepted["al"] - 1)}
+    return [*rows, {"position": "AL", **al, **total}]
 
 
 def lossless_rows(lossless: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -247,6 +247,17 @@ class Params(BaseModel):
     eval_side_by_side: bool = _evaluation(
         True, "", "run the servers that are compared at the same time, taking turns; needs the target's memory three times"
     )
+    eval_sweep: bool = _evaluation(
+        False, "", "also sweep draft lengths, loads and temperatures: a quarter of an hour on two cores (make sweep)"
+    )
+    eval_sweep_k: list[int] = _evaluation([1, 3, 5], "tokens", "draft lengths that the sweep serves each drafter with")
+    eval_sweep_concurrency: list[int] = _evaluation(
+        [1, 4, 16], "requests", "requests in flight at which the sweep measures speed"
+    )
+    eval_sweep_tokens: int = _evaluation(32, "tokens", "longest answer while the sweep measures speed", ge=8)
+    eval_drafters: list[str] = _evaluation(
+        [], "", "further drafters that the sweep measures beside the trained one: local folders or hub ids"
+    )
 
     serve_max_model_len: int = _serving(1024, "tokens", "longest context that the server accepts", aka=("max_model_len",), ge=16)
     serve_max_num_seqs: int = _serving(
@@ -445,6 +456,10 @@ class Rule(NamedTuple):
     fix: str
 
 
+def _distinct(values: list[int], most: int) -> bool:
+    return bool(values) and len(set(values)) == len(values) and all(1 <= value <= most for value in values)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "answer_fits_conversation",
@@ -488,6 +503,20 @@ RULES: tuple[Rule, ...] = (
         "eval_speed_concurrency at most serve_max_num_seqs: the rest waits, and the speed is reported for the wrong load",
         lambda p: p.eval_speed_concurrency <= p.serve_max_num_seqs,
         "raise serve_max_num_seqs or lower eval_speed_concurrency",
+    ),
+    Rule(
+        "sweep_loads_fit_server",
+        ("eval_sweep", "eval_sweep_concurrency", "serve_max_num_seqs"),
+        "eval_sweep_concurrency of loads from 1 to serve_max_num_seqs, each named once",
+        lambda p: not p.eval_sweep or _distinct(p.eval_sweep_concurrency, p.serve_max_num_seqs),
+        "name each load once, and raise serve_max_num_seqs or lower them",
+    ),
+    Rule(
+        "sweep_draft_lengths",
+        ("eval_sweep_k",),
+        "one or more draft lengths from 1 to 16, each named once",
+        lambda p: _distinct(p.eval_sweep_k, 16),
+        "set eval_sweep_k: [1, 3, 5]",
     ),
     Rule(
         "cpu_without_gpus",

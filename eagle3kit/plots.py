@@ -483,6 +483,39 @@ def speed(data: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def when_it_pays(data: Mapping[str, Any]) -> Figure:
+    """Speed-up of every contestant over the requests in flight: median as a line, range as a whisker, 1 dashed.
+
+    Args:
+        data: `eval/sweep.json`: `{"ratios": {load: {contestant: {"median", "low", "high"}}}}`.
+    """
+    found: dict[str, list[tuple[int, float, float, float]]] = {}
+    ratios = data.get("ratios")
+    for load, contestants in ratios.items() if isinstance(ratios, Mapping) else ():
+        for name, ratio in contestants.items():
+            middle, low, high = (_finite(ratio.get(key)) for key in ("median", "low", "high"))
+            if middle is not None and low is not None and high is not None:
+                found.setdefault(str(name), []).append((int(load), middle, low, high))
+    if not found:
+        return _nothing("no sweep of speed")
+    loads = sorted({point[0] for points in found.values() for point in points})
+    with style():
+        figure, (axes,) = _figure(3.4)
+        for i, (name, points) in enumerate(found.items()):
+            shift = 0.06 * (i - (len(found) - 1) / 2)  # whiskers side by side
+            at = [loads.index(load) + shift for load, *_ in points]
+            middles = [middle for _, middle, _, _ in points]
+            spread = [[middle - low for _, middle, low, _ in points], [high - middle for _, middle, _, high in points]]
+            axes.errorbar(at, middles, spread, color=STEPS[i % len(STEPS)], marker="o", capsize=4, label=_plain(name))
+        axes.axhline(1, color="#222222", linestyle="--", linewidth=1)
+        axes.set_xticks(range(len(loads)), list(map(str, loads)))
+        axes.set_xlabel("requests in flight")
+        axes.set_ylabel("speed-up")
+        axes.set_title("When does it pay? Above 1 with the whole whisker")
+        _legend_below(axes, 0.2)
+    return figure
+
+
 def stage_minutes(minutes: Mapping[str, float]) -> Figure:
     """Where the time went: one bar a stage, in the order given.
 

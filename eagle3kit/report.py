@@ -514,6 +514,8 @@ def _speed(e: Evidence) -> Line:
     ngram = e.number("speed.ngram.ratio")
     if ngram is not None:
         text += f"; n-gram {ngram:.2f} times{_interval(e.number('speed.ngram.ratio.low'), e.number('speed.ngram.ratio.high'))}"
+    if isinstance(advice := e.value("advice.speculate"), str):
+        text += f". Advice: {short(advice, 600)}"
     return Line("Speed", {"faster": "ok", "noise": "warn"}.get(verdict, "warn"), text)
 
 

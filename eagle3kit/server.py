@@ -50,12 +50,28 @@ def plain() -> Engine:
 
 def ngram(k: int) -> Engine:
     """Prompt look-up: propose the `k` tokens that followed the last match of the current n-gram."""
-    return Engine("ngram", (*_speculate({"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4}), *ACCEPTANCE))
+    return speculating("ngram", ngram_config(k))
 
 
 def eagle3(drafter: Path, k: int) -> Engine:
     """The trained drafter in `drafter` (speculators' form), proposing `k` tokens a step."""
-    return Engine("eagle3", (*_speculate({"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k}), *ACCEPTANCE))
+    return speculating("eagle3", eagle3_config(drafter, k))
+
+
+def ngram_config(k: int) -> dict[str, Any]:
+    """The `--speculative-config` of prompt look-up."""
+    return {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 4}
+
+
+def eagle3_config(drafter: Path, k: int) -> dict[str, Any]:
+    """The `--speculative-config` of a drafter."""
+    return {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k}
+
+
+def speculating(name: str, config: dict[str, Any], *, or_shorter: bool = False) -> Engine:
+    """Speculation by `config`; with `or_shorter` a request may ask for fewer draft tokens (see `scheduler`)."""
+    scheduler = ("--scheduler-cls", "eagle3kit.scheduler.DraftLengthScheduler") if or_shorter else ()
+    return Engine(name, (*_speculate(config), *ACCEPTANCE, *scheduler))
 
 
 def extraction(layers: Sequence[int], store: Path, device: str) -> Engine:

@@ -80,24 +80,32 @@ def accepted(proposed: Sequence[Sequence[int]], ids: Sequence[int], start: int) 
     return counts
 
 
-def heldout(run: Run, folder: Path, k: int) -> dict[str, list[int]]:
-    """Simulated acceptance of the held-out rows, by row id: one count a draft.
+def heldout(run: Run, folder: Path, lengths: Sequence[int]) -> dict[int, dict[str, list[int]]]:
+    """Simulated acceptance of the held-out rows, for every length of a draft at once.
+
+    What stands in the first places of a draft does not depend on how many follow; where the next draft starts does. So the
+    drafter runs once, at the greatest length, and each length walks the answer by itself.
 
     Args:
         folder: the drafter, in speculators' form.
-        k: tokens a draft.
+        lengths: tokens a draft.
+
+    Returns:
+        By length, by row id: one count a draft.
     """
     from safetensors.torch import load_file
 
     module = load_module(folder)
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
-    found = {}
+    found: dict[int, dict[str, list[int]]] = {k: {} for k in lengths}
     for index, row in enumerate(rows):
         if row.split == "heldout":
             item = tokens[index]
             states = load_file(hidden_states.state_file(run.path("hidden_states"), index))["hidden_states"]
             ids = item["input_ids"][: len(states)]
-            proposed = drafts(module, states[:, :-1].float(), ids, k)
-            found[row.id] = accepted(proposed.tolist(), ids.tolist(), int(item["loss_mask"].int().argmax()))
+            proposed = drafts(module, states[:, :-1].float(), ids, max(lengths)).tolist()
+            start = int(item["loss_mask"].int().argmax())
+            for k in lengths:
+                found[k][row.id] = accepted([draft[:k] for draft in proposed], ids.tolist(), start)
     return found

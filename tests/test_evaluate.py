@@ -61,8 +61,8 @@ def test_al_is_one_plus_the_sum_of_unconditional_rates(steps: list[int]) -> None
 
 
 def test_the_interval_is_as_wide_as_the_prompts_differ() -> None:
-    assert evaluate._interval([[0, 1], [0, 1, 0, 1], [0] + [1] * 9]) == pytest.approx((1.5, 1.9))
-    assert evaluate._interval([[0, 1]]) == (None, None)
+    assert evaluate.interval([[0, 1], [0, 1, 0, 1], [0] + [1] * 9]) == pytest.approx((1.5, 1.9))
+    assert evaluate.interval([[0, 1]]) == (None, None)
 
 
 def test_serving_far_below_the_simulation_is_an_error() -> None:

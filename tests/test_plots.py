@@ -53,6 +53,12 @@ SPEED = {
     "prompts": 12,
     "concurrency": 1,
 }
+PAYS = {
+    "ratios": {
+        "1": {"eagle3-k3": {"median": 1.2, "low": 1.1, "high": 1.3}},
+        "16": {"eagle3-k3": {"median": 1.0, "low": 0.9, "high": 1.1}},
+    }
+}
 Maker = Callable[[Any], Any]
 MAKERS: list[tuple[Maker, Any, Any]] = [
     (plots.layer_statistics, LAYERS, {}),
@@ -62,6 +68,7 @@ MAKERS: list[tuple[Maker, Any, Any]] = [
     (plots.acceptance, ACCEPTANCE, {}),
     (plots.acceptance_by_kind, ACCEPTANCE, {}),
     (plots.speed, SPEED, {}),
+    (plots.when_it_pays, PAYS, {}),
     (plots.stage_minutes, {"00 preflight": 0.4, "05 train": 7.1}, {}),
     (plots.sequence_lengths, [100, 120, 300, 80], []),
 ]

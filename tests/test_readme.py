@@ -19,6 +19,7 @@ ELSEWHERE = {
     "make test": "CI",
     "make run": "tests/test_pipeline.py, with a params file of its own",
     "make lab": "test_make_lab, below",
+    "make sweep": "tests/soak/test_tiny.py (make soak), with a smaller grid",
     "papermill notebooks/04_vocab_map.ipynb out.ipynb -f params/local.yaml": "tests/test_pipeline.py, in its own run",
     "eagle3kit run params/local.yaml": "tests/test_pipeline.py, with a params file of its own",
     "eagle3kit report params/local.yaml": "tests/test_pipeline.py, in its own run",

@@ -56,6 +56,7 @@ FACTS: dict[str, tuple[Any, str, str]] = {
     "speed.eagle3.ratio": (1.01, "x", "06"),
     "speed.eagle3.ratio.low": (0.96, "x", "06"),
     "speed.eagle3.ratio.high": (1.05, "x", "06"),
+    "advice.speculate": ("do not speculate: nothing is faster", "", "06"),
     "choice.drafter_heads": (9, "heads", "02"),
     "memory.peak_gb": (8.1, "GB", "run"),
     "pipeline.minutes": (18.4, "min", "run"),
@@ -271,6 +272,7 @@ def test_summary_is_ten_plain_lines(run: Path, tmp_path: Path) -> None:
     assert len(lines) == 10
     assert all(line and "\n" not in line and "<" not in line for line in lines)
     assert lines[0].startswith("Outcome: All seven stages completed")
+    assert lines[6].endswith("Advice: do not speculate: nothing is faster")
     (tmp_path / "empty").mkdir()
     nothing = report.summary_lines(tmp_path / "empty")
     assert len(nothing) == 10

@@ -4,6 +4,7 @@ Acceptance means nothing here; names, shapes, layers, maps and files do. About t
 """
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,29 @@ def test_the_server_drafts_what_the_module_drafts(tiny: Pipeline) -> None:
     pairs = [(a, b) for name in served for a, b in zip(served[name], offline[name], strict=False)]
     assert len(pairs) > 100
     assert sum(a == b for a, b in pairs) >= 0.97 * len(pairs)
+
+
+def test_a_killed_sweep_goes_on_where_it_was(tiny: Pipeline) -> None:
+    grid = {"eval_sweep": "true", "eval_sweep_k": "1 3", "eval_sweep_concurrency": "1 4", "eval_sweep_tokens": "8"}
+    options = [part for name, value in grid.items() for part in ("-p", name, value)] + ["--from", "06_evaluate"]
+
+    def cells() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tiny.root / "eval" / "sweep").rglob("manifest.json")}
+
+    assert tiny.interrupt(tiny.start(*options), lambda: len(cells()) >= 3) == -signal.SIGKILL
+    assert tiny.nothing_left()
+    kept = cells()
+    status, output = tiny.run(*options, timeout_s=1500)
+    assert status == 0, output[-3000:]
+    assert kept.items() <= cells().items()
+    assert len(cells()) > len(kept)
+    said = json.loads((tiny.root / "eval" / "sweep.json").read_text())
+    assert {load: set(ratios) for load, ratios in said["ratios"].items()} == {
+        load: {"ngram", "eagle3-k1", "eagle3-k3"} for load in ("1", "4")
+    }
+    assert said["lossless"]["share"] == 1
+    assert all(test["p"] >= 0.001 for test in said["first"].values())
+    assert tiny.facts()["advice.speculate"] == said["advice"]
 
 
 def test_the_drafter_goes_to_the_other_form_and_back(tiny: Pipeline, tmp_path: Path) -> None:

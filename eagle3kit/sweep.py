@@ -1,0 +1,583 @@
+"""The evaluation in depth: draft lengths, loads, temperatures, and another drafter or two. On request (`eval_sweep`).
+
+Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an interrupted sweep measures what is missing.
+
+    answers/<contestant>     greedy answers: the same as without speculation? Accepted tokens of each draft
+    bench/<contestant>       `vllm bench serve` over all prompts: acceptance from the engine's counters
+    sampled/<contestant>     the drafter at the target's own temperature
+    first/<contestant>       many samples of the first tokens at temperature 1
+    speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn: pairs that ran within a minute of each other
+
+On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
+captures graphs for one length, and would be slower with several.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from eagle3kit import evaluate, plan, simulate, train, verdicts
+from eagle3kit import server as serving
+from eagle3kit.bench import Bench
+from eagle3kit.data import MADE_BY as ROWS_MADE_BY
+from eagle3kit.data import load_prompts
+from eagle3kit.errors import KitError
+from eagle3kit.evaluate import MADE_BY, Question
+from eagle3kit.rundir import Json, Run, Step, file_digest, project_path, read_json, value_digest, write_atomic, write_json
+from eagle3kit.server import Engine, Server
+from eagle3kit.target import describe, local_folder
+
+CURVE = tuple(range(1, 9))
+"""Draft lengths of the simulated curve."""
+
+LOSSLESS_PROMPTS, FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 16, 4, 48, 4
+ALPHA = 0.001
+"""At temperature 1: a test that finds this probability says that speculation changed the distribution."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way of decoding: its name, the server that does it, and how.
+
+    Attributes:
+        config: its `--speculative-config`, empty for no speculation.
+        k: tokens a draft, 0 for no speculation.
+        extra: what its requests carry beside the prompt.
+        drafter: digest of its weights, so that other weights are measured anew.
+    """
+
+    name: str
+    engine: Engine
+    config: str = ""
+    k: int = 0
+    extra: str = "{}"
+    drafter: str = ""
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Fields of its requests."""
+        found: dict[str, Any] = json.loads(self.extra)
+        return found
+
+
+def contestants(run: Run, device: str) -> list[Contestant]:
+    """No speculation, n-gram, and every drafter at every draft length: the trained one, and those of `eval_drafters`.
+
+    Raises:
+        KitError: a drafter of `eval_drafters` is not to be had, or two of them have the same name.
+    """
+    p = run.params
+    ngram = serving.ngram_config(p.eval_ngram_k)
+    found = [
+        Contestant("none", Engine("sweep_none")),
+        Contestant("ngram", serving.speculating("sweep_ngram", ngram), json.dumps(ngram), p.eval_ngram_k),
+    ]
+    folders = {"eagle3": train.drafter_folder(run)}
+    for name in p.eval_drafters:
+        folders[re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[-40:]] = local_folder(name)
+    if len(folders) <= len(p.eval_drafters):
+        raise KitError("two drafters of eval_drafters have the same name", seen=p.eval_drafters, fix="name each once")
+    for name, folder in folders.items():
+        weights = value_digest({path.name: file_digest(path) for path in sorted(folder.glob("*.safetensors"))})
+        for k in p.eval_sweep_k:
+            config = serving.eagle3_config(folder, k)
+            if device == "cpu":
+                longest = serving.eagle3_config(folder, max(p.eval_sweep_k))
+                engine = serving.speculating(f"sweep_{name}", longest, or_shorter=True)
+                extra = json.dumps({"vllm_xargs": {"draft_tokens": k}})
+            else:
+                engine, extra = serving.speculating(f"sweep_{name}-k{k}", config), "{}"
+            found.append(Contestant(f"{name}-k{k}", engine, _shown(config), k, extra, weights))
+    return found
+
+
+def _shown(config: Mapping[str, Any]) -> str:
+    """A `--speculative-config` to print: a drafter in this checkout by its path from there."""
+    path = Path(config.get("model", ""))
+    here = project_path(".")
+    return json.dumps({**config, "model": str(path.relative_to(here))} if path.is_relative_to(here) else dict(config))
+
+
+# ---- cells
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement.
+
+    Attributes:
+        step: where its result is kept.
+        engines: the servers it needs.
+        tokens: how many it lets the target write, at most.
+        streams: how many requests at a time.
+        measure: does it, given the servers, and returns what is kept.
+    """
+
+    step: Step
+    engines: tuple[Engine, ...]
+    tokens: int
+    streams: int
+    measure: Callable[[Mapping[Engine, Server]], Json]
+
+
+def work(
+    groups: Sequence[Sequence[Cell]], opened: Callable[[Sequence[Engine]], AbstractContextManager[Mapping[Engine, Server]]]
+) -> Iterator[Cell]:
+    """Measure the cells that are missing, in their order, and yield each when it is kept.
+
+    Args:
+        groups: cells that are measured while the same servers run.
+        opened: starts servers, and ends them when it is left.
+    """
+    for group in groups:
+        missing = [cell for cell in group if not cell.step.done]
+        engines = list(dict.fromkeys(engine for cell in missing for engine in cell.engines))
+        with opened(engines) as servers:
+            for cell in missing:
+                with cell.step:
+                    write_json(cell.step.folder / "result.json", cell.measure(servers))
+                yield cell
+
+
+class Sweep:
+    """The cells of a run's sweep, and what they ask.
+
+    Args:
+        run: the run; its evaluation is finished.
+        device: `cpu` or `cuda`.
+        bench: measures speed; None to look at the cells only.
+    """
+
+    def __init__(self, run: Run, device: str, bench: Bench | None = None) -> None:
+        self.run, self.bench = run, bench
+        self.contestants = contestants(run, device)
+        self.asked = evaluate.questions(run)
+        single = [prompt for prompt in load_prompts(run.params)[0] if prompt.split == "heldout" and len(prompt.turns) == 1]
+        single = single[: run.params.eval_prompts or None]
+        if not single:
+            raise KitError("no held-out prompt is a single question", fix="vllm bench sends no other: give some in data_source")
+        self.prompts = write_atomic(
+            run.path("eval", "sweep", "prompts.jsonl"),
+            "".join(json.dumps({"prompt": prompt.turns[0][1]}) + "\n" for prompt in single),
+        )
+        self.prompt_count = len(single)
+        by_turns = run.params.eval_side_by_side
+        self.groups = [self._group(some) for some in ([self.contestants] if by_turns else [[c] for c in self.contestants])]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them, in order."""
+        return [cell for group in self.groups for cell in group]
+
+    def result(self, name: str) -> Json:
+        """What the cell `name` measured."""
+        return read_json(self.run.path("eval", "sweep", name, "result.json"), MADE_BY)
+
+    def _cell(
+        self,
+        name: str,
+        some: Sequence[Contestant],
+        tokens: int,
+        streams: int,
+        inputs: Mapping[str, Json],
+        measure: Callable[[Contestant, Server], Json],
+    ) -> Cell:
+        """A cell that measures `some` contestants one after the other; the result is by contestant."""
+        p = self.run.params
+        conditions = {
+            "data": self.run.digest("data", ROWS_MADE_BY),
+            "contestants": [[c.name, c.k, c.drafter] for c in some],
+            **p.subset(("target_dtype", "eval_prompts")),
+            **inputs,
+        }
+        return Cell(
+            self.run.step(f"eval/sweep/{name}", conditions),
+            tuple(dict.fromkeys(c.engine for c in some)),
+            tokens * len(some),
+            streams,
+            lambda servers: {c.name: measure(c, servers[c.engine]) for c in some},
+        )
+
+    def _group(self, some: Sequence[Contestant]) -> list[Cell]:
+        """The cells of contestants whose servers run at the same time."""
+        p, few = self.run.params, self.asked[:LOSSLESS_PROMPTS]
+        cells = []
+        for c in some:
+            long, short = p.eval_max_tokens, p.eval_sweep_tokens
+            wide = {"eval_concurrency": p.eval_concurrency}
+            cells.append(
+                self._cell(
+                    f"answers/{c.name}", [c], len(few) * short, len(few), {"eval_sweep_tokens": short, **wide}, self._answers
+                )
+            )
+            if c.drafter:
+                inputs = {"eval_max_tokens": long, **wide}
+                counted = partial(self._speed, count=self.prompt_count, tokens=long, load=p.eval_concurrency)
+                tokens = self.prompt_count * long
+                cells.append(self._cell(f"bench/{c.name}", [c], tokens, p.eval_concurrency, inputs, counted))
+            if c.name == f"eagle3-k{p.eval_k}":
+                inputs = {"eval_max_tokens": long, "seed": p.seed, **wide}
+                cells.append(
+                    self._cell(f"sampled/{c.name}", [c], len(self.asked) * long, p.eval_concurrency, inputs, self._sampled)
+                )
+            streams = min(FIRST_SAMPLES * FIRST_PROMPTS, p.serve_max_num_seqs)
+            first = FIRST_PROMPTS * FIRST_SAMPLES * FIRST_TOKENS
+            cells.append(self._cell(f"first/{c.name}", [c], first, streams, {"seed": p.seed}, self._first))
+        whose = "" if p.eval_side_by_side else f"{some[0].name}-"
+        for load in p.eval_sweep_concurrency:
+            count = min(self.prompt_count, max(2, load))
+            timed = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=load)
+            inputs = {"eval_sweep_tokens": p.eval_sweep_tokens}
+            for repeat in range(p.eval_repeats):
+                name = f"speed/{whose}c{load}-r{repeat + 1}"
+                cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, inputs, timed))
+        return cells
+
+    # ---- one contestant, one measurement
+
+    def _answers(self, c: Contestant, server: Server) -> Json:
+        p, few = self.run.params, self.asked[:LOSSLESS_PROMPTS]
+        answers = evaluate.ask(server, few, p.eval_sweep_tokens, p.eval_concurrency, c.request)
+        tokens = {name: answer.tokens for name, answer in answers.items()}
+        base = tokens if not c.k else self.result("answers/none")["none"]["answers"]
+        differences = evaluate.first_differences(server, few, base, tokens, p.eval_sweep_tokens)
+        return {"answers": tokens, "accepted": {n: a.accepted for n, a in answers.items()}, "differences": differences}
+
+    def _sampled(self, c: Contestant, server: Server) -> Json:
+        """At the temperature that the server takes when a request names none: the target's own."""
+        p = self.run.params
+        extra = c.request | {"temperature": None, "seed": p.seed}
+        answers = evaluate.ask(server, self.asked, p.eval_max_tokens, p.eval_concurrency, extra)
+        return {name: answer.accepted for name, answer in answers.items()}
+
+    def _first(self, c: Contestant, server: Server) -> Json:
+        """Samples of the first tokens, by prompt, no two from one seed: equal seeds would make samples that hang together."""
+        body = {"model": server.model, "n": FIRST_SAMPLES, "max_tokens": FIRST_TOKENS, "temperature": 1, "return_token_ids": True}
+        seed = self.run.params.seed + FIRST_SAMPLES * FIRST_PROMPTS * self.contestants.index(c)
+        found = []
+        for i, question in enumerate(self.asked[:FIRST_PROMPTS]):  # sample j of a request has the seed after that of sample j - 1
+            asked = {"prompt": list(question.ids), "seed": seed + FIRST_SAMPLES * i}
+            reply = server.post("/v1/completions", body | asked | c.request)
+            found.append([choice["token_ids"] for choice in reply["choices"]])
+        return found
+
+    def _speed(self, c: Contestant, server: Server, count: int, tokens: int, load: int) -> Json:
+        if self.bench is None:
+            raise RuntimeError("this sweep was made to look at")
+        return self.bench.measure(server, self.prompts, count=count, tokens=tokens, concurrency=load, extra=c.request)
+
+
+@contextmanager
+def served(
+    run: Run, model: Path | str, device: str, asked: Sequence[Question], engines: Sequence[Engine]
+) -> Iterator[dict[Engine, Server]]:
+    """Servers of `engines`, started together and warm: every prompt was asked once, so its prefix is cached in every repeat."""
+    with ExitStack() as stack:
+        servers = {engine: Server(run, model, engine, device) for engine in engines}
+        for server in servers.values():
+            stack.callback(server.stop)
+            server.begin()
+        for server in servers.values():
+            server.wait_ready()
+        for server in servers.values():
+            evaluate.ask(server, asked, 4, run.params.eval_concurrency)
+        yield servers
+
+
+def estimate(run: Run, cells: Sequence[Cell]) -> tuple[float, float]:
+    """Seconds that the cells which are missing will take: (server starts, measuring).
+
+    From this run's own evaluation: how long its servers took to start, and its tokens a second without speculation, which at
+    other loads are scaled as the plan's rates are. No gain from speculation is counted.
+    """
+    p = run.params
+    missing = [cell for cell in cells if not cell.step.done]
+    about, hardware = describe(p.target_model, p.target_revision)[0], plan.hardware_presets()[p.hardware]
+    one = plan.generation_rate(about, hardware, p, p.eval_speed_concurrency)[0]
+    measured = float(run.fact("speed.none.tokens_per_s"))
+    engines = {engine for cell in missing for engine in cell.engines}
+    ready = [float(run.fact(f"time.server_{name}_ready_s")) for name in evaluate.CONTESTANTS]
+    starts = max(ready) / (len(ready) if p.eval_side_by_side else 1) * len(engines)
+    seconds = sum(cell.tokens / (measured * plan.generation_rate(about, hardware, p, cell.streams)[0] / one) for cell in missing)
+    return starts, seconds
+
+
+def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None] = print) -> dict[str, Any] | None:
+    """Measure what is missing of the sweep, and conclude from it; without `eval_sweep` say how to get it.
+
+    Returns:
+        See `conclude`; None where the sweep was not asked for and has not been measured whole before.
+
+    Raises:
+        KitError: a server or vllm bench failed; speculation changed answers at temperature 0 or their distribution at 1.
+    """
+    p, file = run.params, run.path("eval", "sweep.json")
+    if not p.eval_sweep:
+        if file.exists() and run.fact("sweep.checkpoints", "") == run.digest("checkpoints", train.MADE_BY):
+            return _advised(run, read_json(file, MADE_BY))
+        say("Draft lengths, loads and temperatures were not swept: `make sweep` does it, in a quarter of an hour on two cores.")
+        ngram, eagle3 = serving.ngram_config(p.eval_ngram_k), serving.eagle3_config(train.drafter_folder(run), p.eval_k)
+        ratios = read_json(run.path("eval", "speed.json"), MADE_BY)["ratios"]
+        words = verdicts.advice({p.eval_speed_concurrency: ratios}, {"ngram": _shown(ngram), "eagle3": _shown(eagle3)})
+        run.record("advice.speculate", f"{words} (other loads: make sweep)", "", "speed-up that exceeds its noise, at one load")
+        return None
+    with Bench(run) as bench:
+        sweep = Sweep(run, device, bench)
+        missing = [cell for cell in sweep.cells if not cell.step.done]
+        starts, seconds = estimate(run, sweep.cells)
+        say(
+            f"the sweep: {len(sweep.cells)} cells, {len(missing)} of them to measure; about {(starts + seconds) / 60:.0f} min, "
+            f"{starts / 60:.1f} of them for server starts"
+        )
+        began, left = time.monotonic(), len(missing)
+        for cell in work(sweep.groups, lambda engines: served(run, model, device, sweep.asked, engines)):
+            left -= 1
+            say(f"{cell.step.name.removeprefix('eval/sweep/')} measured, {left} to go, {time.monotonic() - began:.0f} s")
+        if missing:
+            run.record("sweep.minutes", round((time.monotonic() - began) / 60, 2), "min", f"{len(missing)} cells, wall time")
+    return _advised(run, conclude(run, sweep, local_folder(model, p.target_revision)))
+
+
+def _advised(run: Run, said: dict[str, Any]) -> dict[str, Any]:
+    run.record("advice.speculate", said["advice"], "", "speed-ups of the sweep that exceed their noise")
+    return said
+
+
+# ---- what the cells say
+
+
+def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
+    """Put the cells together, save them as `eval/sweep.json` and record the facts.
+
+    Returns:
+        As `eval/sweep.json` has it: `curve` by draft length, `groups` of drafts with their acceptance and intervals, `profile`,
+        `speed` and `ratios` by load and contestant, `advice`, `lossless` (see `evaluate.losslessness`), `first` by contestant.
+
+    Raises:
+        KitError: speculation changed an answer at temperature 0, or the distribution of the first tokens at temperature 1.
+    """
+    p = run.params
+    said: dict[str, Any] = {
+        "curve": _curve(run, sweep),
+        "groups": _groups(run, sweep, target),
+        "profile": _profile(run)._asdict(),
+        **_speed(sweep),
+        "lossless": evaluate.losslessness(
+            {c.name: sweep.result(f"answers/{c.name}")[c.name] for c in sweep.contestants}, evaluate.TIE_NATS[p.target_dtype]
+        ),
+        "first": _first(sweep),
+    }
+    write_json(run.path("eval", "sweep.json"), said)
+    facts: dict[str, tuple[Any, str]] = {"sweep.checkpoints": (run.digest("checkpoints", train.MADE_BY), "")}
+    for load, ratios in said["ratios"].items():
+        for name, ratio in ratios.items():
+            for suffix, key in (("", "median"), (".low", "low"), (".high", "high")):
+                facts[f"sweep.c{load}.{name}.ratio{suffix}"] = (round(ratio[key], 3), "x")
+    for row in said["curve"]:
+        facts[f"sweep.k{row['k']}.simulated_al"] = (round(row["simulated"], 4), "tokens/forward")
+        if row["served"] is not None:
+            facts[f"sweep.k{row['k']}.al"] = (round(row["served"], 4), "tokens/forward")
+    for name, test in said["first"].items():
+        facts[f"sweep.{name}.first_tokens_p"] = (round(test["p"], 4), "p value")
+    facts["sweep.lossless.share"] = (said["lossless"]["share"], "share")
+    run.record_all(facts, f"{p.eval_repeats} repeats in turn, {p.eval_sweep_tokens} tokens an answer, temperature 0 unless named")
+    _require_lossless(said)
+    return dict(read_json(run.path("eval", "sweep.json"), MADE_BY))  # with the keys of JSON, as a later look will find it
+
+
+def _require_lossless(said: Mapping[str, Any]) -> None:
+    for entry in said["lossless"]["differences"]:
+        raise KitError(
+            "speculation changed an answer at temperature 0",
+            seen=f"{entry['contestant']}, prompt {entry['prompt_id']}, token {entry['position']}: gap {entry['gap']} nats",
+            fix="look at eval/sweep.json; a wrong drafter cannot do this, a wrong vLLM build can",
+        )
+    for name, test in said["first"].items():
+        if test["p"] < ALPHA:
+            raise KitError(
+                "speculation changed what is sampled at temperature 1",
+                seen=f"{name}: distance {test['statistic']:.3f}, p = {test['p']:.4f}",
+                wanted=f"about {test['expected']:.3f}, p of at least {ALPHA}",
+                fix="look at eval/sweep.json; a wrong drafter cannot do this, a wrong vLLM build can",
+            )
+
+
+def _curve(run: Run, sweep: Sweep) -> list[dict[str, Any]]:
+    """Acceptance length by draft length: simulated from captured states for all, served for those that were."""
+    folder = train.drafter_folder(run)
+    step = run.step("eval/sweep/simulated", {"checkpoints": run.digest("checkpoints", train.MADE_BY), "lengths": list(CURVE)})
+    if not step.done:
+        with step:
+            write_json(step.folder / "result.json", simulate.heldout(run, folder, CURVE))
+    rows = []
+    for k, accepted in sweep.result("simulated").items():
+        answers = [counts for counts in accepted.values() if counts]
+        low, high = evaluate.interval(answers)
+        name = f"eagle3-k{k}"
+        counters = sweep.result(f"bench/{name}")[name]["counters"] if int(k) in run.params.eval_sweep_k else {}
+        shares = [counters[f"accepted_{i}"] / counters["drafts"] for i in range(1, int(k) + 1)] if counters.get("drafts") else []
+        served = {"served": _al([counters]), "positions": shares}
+        rows.append({"k": int(k), "simulated": evaluate.length(answers), "low": low, "high": high, **served})
+    return rows
+
+
+def _al(counted: Sequence[Mapping[str, float]]) -> float | None:
+    """Acceptance length over the counters of several measurements; None where nothing was drafted."""
+    drafts = sum(counters.get("drafts", 0.0) for counters in counted)
+    return 1 + sum(counters["accepted_tokens"] for counters in counted) / drafts if drafts else None
+
+
+def by_context(prompt_lengths: Mapping[str, int], accepted: Mapping[str, Sequence[int]]) -> dict[str, dict[str, list[int]]]:
+    """Sort drafts into bins by how many tokens stood before them: up to 64, then doubling.
+
+    Args:
+        prompt_lengths: by prompt id, tokens of the prompt.
+        accepted: by prompt id, how many tokens of each draft were accepted, in order.
+
+    Returns:
+        By bin, by prompt id, the counts of the drafts that fall into it. The first draft follows the first token of the answer,
+        each later one what the draft before it gave and the target's own token.
+    """
+    found: dict[int, dict[str, list[int]]] = {}
+    for name, counts in accepted.items():
+        starts = accumulate((count + 1 for count in counts), initial=prompt_lengths[name] + 1)
+        for start, count in zip(starts, counts, strict=False):
+            top = max(64, 1 << (start - 1).bit_length())
+            found.setdefault(top, {}).setdefault(name, []).append(count)
+    return {f"{top // 2 + 1 if top > 64 else 1} to {top}": found[top] for top in sorted(found)}
+
+
+def own_temperature(target: Path) -> str:
+    """The temperature that the server takes where a request names none, in words."""
+    file = target / "generation_config.json"
+    config: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+    if (given := config.get("temperature")) is not None:
+        return f"{given} (its generation_config.json)"
+    return "1 (vLLM's default: its generation_config.json names none)"
+
+
+def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
+    """Acceptance of the trained drafter at `eval_k` by kind of prompt, by context and by temperature, one row a group."""
+    greedy = read_json(run.path("eval", "eagle3", "result.json"), MADE_BY)["accepted"]
+    kinds, lengths = {q.id: q.kind for q in sweep.asked}, {q.id: len(q.ids) for q in sweep.asked}
+    found = {("kind", kind): {n: greedy[n] for n in greedy if kinds[n] == kind} for kind in sorted(set(kinds.values()))}
+    found |= {("context, tokens", name): drafts for name, drafts in by_context(lengths, greedy).items()}
+    found["temperature", "0"] = greedy
+    name = f"eagle3-k{run.params.eval_k}"
+    if run.params.eval_k in run.params.eval_sweep_k:
+        found["temperature", own_temperature(target)] = sweep.result(f"sampled/{name}")[name]
+    rows = []
+    for (what, group), accepted in found.items():
+        if answers := [counts for counts in accepted.values() if counts]:
+            low, high = evaluate.interval(answers)
+            rows.append(
+                {"by": what, "group": group, "prompts": len(answers), "al": evaluate.length(answers), "low": low, "high": high}
+            )
+    return rows
+
+
+def _profile(run: Run) -> verdicts.Profile:
+    accepted = read_json(run.path("eval", "acceptance.json"), MADE_BY)
+    answers = read_json(run.path("eval", "eagle3", "result.json"), MADE_BY)["answers"]
+    return verdicts.read_profile(accepted["conditional"], accepted["drafts"], verdicts.unique_bigrams(list(answers.values())))
+
+
+def _speed(sweep: Sweep) -> dict[str, Any]:
+    """Throughput and latencies by load and contestant, and the ratios of the repeats that were taken in turn."""
+    p = sweep.run.params
+    fast: dict[int, dict[str, Any]] = {}
+    ratios: dict[int, dict[str, Any]] = {}
+    for load in p.eval_sweep_concurrency:
+        repeats: dict[str, list[dict[str, Any]]] = {c.name: [] for c in sweep.contestants}
+        for cell in sweep.cells:
+            if re.search(rf"/speed/.*c{load}-r\d+$", cell.step.name):
+                for name, found in read_json(cell.step.folder / "result.json", MADE_BY).items():
+                    repeats[name].append(found)
+        fast[load] = {
+            name: {
+                "tokens_per_s": [repeat["output_throughput"] for repeat in found],
+                "paired": p.eval_side_by_side,
+                "al": _al([repeat["counters"] for repeat in found]),
+                **{key: statistics.median(repeat[key] for repeat in found) for key in found[0] if key.endswith("_ms")},
+            }
+            for name, found in repeats.items()
+        }
+        ratios[load] = evaluate.speed(fast[load])["ratios"]
+    configs = {c.name: c.config for c in sweep.contestants}
+    return {"speed": fast, "ratios": ratios, "advice": verdicts.advice(ratios, configs)}
+
+
+def _first(sweep: Sweep) -> dict[str, dict[str, float]]:
+    off = sweep.result("first/none")["none"]
+    return {c.name: verdicts.two_sample(sweep.result(f"first/{c.name}")[c.name], off) for c in sweep.contestants if c.k}
+
+
+# ---- for the notebook
+
+
+def curve_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Acceptance length by draft length; for a table."""
+    return [
+        {
+            "k": row["k"],
+            "simulated": round(row["simulated"], 3),
+            "95 % over prompts": _range(row),
+            "served (vllm bench)": "not served" if row["served"] is None else round(row["served"], 3),
+            "served, by position": ", ".join(f"{share:.3f}" for share in row["positions"]),
+        }
+        for row in said["curve"]
+    ]
+
+
+def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Acceptance length by kind, context and temperature; for a table."""
+    return [
+        {"by": r["by"], "group": r["group"], "prompts": r["prompts"], "AL": round(r["al"], 3), "95 %": _range(r)}
+        for r in said["groups"]
+    ]
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    return "unknown: one prompt" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
+
+
+def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Throughput, speed-up and latencies by load and contestant; for a table."""
+    rows = []
+    for load, contestants in said["speed"].items():
+        for name, found in contestants.items():
+            ratio = said["ratios"][load].get(name)
+            rates = found["tokens_per_s"]
+            row = {"requests": load, "contestant": name, "tokens/s": f"{statistics.median(rates):.1f}"}
+            row["range"] = f"{min(rates):.1f} to {max(rates):.1f}"
+            row["speed-up"] = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
+            row["verdict"] = verdicts.outcome(ratio) if ratio else "baseline"
+            row["AL"] = "" if found["al"] is None else f"{found['al']:.2f}"
+            for what in ("ttft", "tpot"):
+                row[f"{what.upper()} p50 / p99 (ms)"] = f"{found[f'median_{what}_ms']:.0f} / {found[f'p99_{what}_ms']:.0f}"
+            rows.append(row)
+    return rows
+
+
+def lossless_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tests at temperature 1; for a table beside `evaluate.lossless_rows`."""
+    return [
+        {
+            "contestant": name,
+            "distance of the first tokens": round(test["statistic"], 4),
+            "expected of equal distributions": round(test["expected"], 4),
+            "p": round(test["p"], 4),
+            "verdict": "differs" if test["p"] < ALPHA else "no difference seen",
+        }
+        for name, test in said["first"].items()
+    ]

@@ -1,0 +1,148 @@
+"""What measured figures allow to say: a drafter's profile, a test of two samples, and whether to speculate. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Tokens = Sequence[int]
+
+NEAR_ZERO = 0.05
+"""Conditional acceptance below this is what guessing the most frequent token reaches: about 5 % of English text."""
+SOUND_FIRST = 0.15
+"""First-position acceptance from which the drafter clearly reads the target's states."""
+HIGH = 0.9
+LOOPING = 0.5
+"""Share of distinct bigrams below which an answer mostly repeats itself. Ordinary answers of 64 tokens have 0.8 and more."""
+LEAST_DRAFTS = 50
+"""Fewer drafts than this say nothing of a profile."""
+
+
+class Profile(NamedTuple):
+    """A named pattern of acceptance, the reason for the name, and what to look at."""
+
+    name: str
+    reason: str
+    fix: str
+
+
+def read_profile(conditional: Sequence[float], drafts: float, distinct: float | None) -> Profile:
+    """Name the pattern that per-position acceptance shows.
+
+    Args:
+        conditional: of the drafts whose first i - 1 tokens were accepted, the share whose i-th was, from i = 1 on.
+        drafts: how many drafts that was counted over.
+        distinct: share of distinct bigrams in the answers (see `unique_bigrams`), or None where it is unknown.
+    """
+    if drafts < LEAST_DRAFTS or not conditional:
+        return Profile("unknown", f"{drafts:.0f} drafts are too few to tell", "measure more prompts")
+    first, later = conditional[0], conditional[1:]
+    if distinct is not None and distinct < LOOPING and first > 0.5:
+        return Profile(
+            "degenerate text",
+            f"{distinct:.0%} of the answers' bigrams are distinct: they run in a loop, which any drafter guesses",
+            "measure on prompts that the target answers sensibly; this acceptance means nothing",
+        )
+    if first < NEAR_ZERO:
+        return Profile(
+            "first position near zero",
+            f"{first:.1%} of the first guesses are right",
+            "wrong auxiliary layers, or weights that were never trained: hold aux_layers against the checkpoint's config.json",
+        )
+    if first >= SOUND_FIRST and later and max(later) < NEAR_ZERO:
+        return Profile(
+            "later positions near zero",
+            f"the first guess is right in {first:.1%}, the later ones in at most {max(later):.1%} of the drafts that reach them",
+            "the drafter's own output is not fed back as in training: norm_output, rope positions, train_ttt_steps above 1",
+        )
+    if min(conditional) > HIGH:
+        reason = f"at least {min(conditional):.0%} at every position"
+        return Profile("near perfect", reason, "expected on prompts it was trained on; on held-out ones look for a leak")
+    return Profile("healthy", f"the first guess is right in {first:.1%}, and the later ones go on from it", "")
+
+
+def unique_bigrams(answers: Sequence[Tokens]) -> float | None:
+    """Share of distinct bigrams, over all answers together but counted within each; None when there is no bigram."""
+    pairs = [list(itertools.pairwise(answer)) for answer in answers]
+    total = sum(map(len, pairs))
+    return sum(len(set(found)) for found in pairs) / total if total else None
+
+
+def two_sample(on: Sequence[Sequence[Tokens]], off: Sequence[Sequence[Tokens]], draws: int = 2000) -> dict[str, float]:
+    """Permutation test: do samples with and without speculation come from the same distribution?
+
+    The statistic is the total variation distance between the token frequencies of both sides, averaged over prompts and token
+    positions. Under the null hypothesis every sample might as well have been drawn by the other side, so its distribution is had
+    by shuffling the samples of each prompt between the sides (Fisher's permutation test; exact whatever the distribution is).
+
+    Args:
+        on: by prompt, samples of the first tokens with speculation.
+        off: the same prompts without.
+        draws: permutations.
+
+    Returns:
+        `statistic`, its mean under the null hypothesis as `expected`, and `p`, the share of permutations that reach it.
+    """
+    chance = random.Random(0)  # noqa: S311 - a reproducible test, not a secret
+
+    def distance(sides: Sequence[tuple[Sequence[Tokens], Sequence[Tokens]]]) -> float:
+        found = []
+        for a, b in sides:
+            for place in range(max((len(sample) for sample in (*a, *b)), default=0)):
+                left, right = (Counter(s[place] if place < len(s) else None for s in side) for side in (a, b))
+                found.append(sum(abs(left[token] / len(a) - right[token] / len(b)) for token in left | right) / 2)
+        return sum(found) / len(found) if found else 0.0
+
+    observed = distance(list(zip(on, off, strict=True)))
+    null = []
+    for _ in range(draws):
+        shuffled = []
+        for a, b in zip(on, off, strict=True):
+            pool = [*a, *b]
+            chance.shuffle(pool)
+            shuffled.append((pool[: len(a)], pool[len(a) :]))
+        null.append(distance(shuffled))
+    p = (1 + sum(value >= observed - 1e-12 for value in null)) / (1 + draws)
+    return {"statistic": observed, "expected": sum(null) / len(null), "p": p}
+
+
+def outcome(ratio: Mapping[str, Any]) -> str:
+    """`faster`, `slower`, or `inside the noise` where the range of a speed-up holds 1."""
+    return "faster" if ratio["low"] > 1 else "slower" if ratio["high"] < 1 else "inside the noise"
+
+
+def advise(ratios: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[int, str]:
+    """By load the contestant to switch on: of those that are faster beyond the noise the fastest, or `none`.
+
+    Args:
+        ratios: by requests in flight, by contestant, the speed-up as `{"median", "low", "high"}`.
+    """
+    found = {}
+    for load, contestants in sorted(ratios.items()):
+        faster = {name: ratio["median"] for name, ratio in contestants.items() if outcome(ratio) == "faster"}
+        found[load] = max(faster, key=lambda name: faster[name]) if faster else "none"
+    return found
+
+
+def advice(ratios: Mapping[int, Mapping[str, Mapping[str, Any]]], configs: Mapping[str, str]) -> str:
+    """The advice in words: one clause a load, then the `--speculative-config` to use.
+
+    Args:
+        ratios: see `advise`.
+        configs: by contestant, its `--speculative-config`.
+    """
+    chosen = advise(ratios)
+    if set(chosen.values()) <= {"none"}:
+        return f"do not speculate: nothing is faster beyond the noise at {', '.join(map(str, chosen))} requests in flight"
+    said = []
+    for load, name in chosen.items():
+        if name == "none":
+            said.append(f"at {load} do not, nothing is faster beyond the noise")
+        else:
+            ratio = ratios[load][name]
+            said.append(f"at {load} speculate with {name}, {ratio['median']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})")
+    lines = [f"{name} is --speculative-config '{configs[name]}'" for name in dict.fromkeys(chosen.values()) if name != "none"]
+    return f"by requests in flight: {'; '.join([*said, *lines])}"

@@ -1,0 +1,150 @@
+"""The sweep's cells: resumable, made of the right drafts, and read as what they are."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle3kit import bench, sweep
+from eagle3kit.errors import KitError
+from eagle3kit.params import Params
+from eagle3kit.rundir import Run
+from eagle3kit.server import Engine
+from eagle3kit.sweep import Cell
+
+PLAIN, DRAFTING = Engine("none"), Engine("eagle3")
+
+
+class Machine:
+    """Stands for servers and measuring; `fails_at` is the cell at which the machine goes down."""
+
+    def __init__(self) -> None:
+        self.measured: list[str] = []
+        self.started: list[Engine] = []
+        self.fails_at = ""
+
+    @contextmanager
+    def opened(self, engines: Sequence[Engine]) -> Iterator[Mapping[Engine, Any]]:
+        self.started += engines
+        yield {engine: engine.name for engine in engines}
+
+    def cell(self, run: Run, name: str, *engines: Engine, **inputs: Any) -> Cell:
+        def measure(servers: Mapping[Engine, Any]) -> Any:
+            if name == self.fails_at:
+                raise KeyboardInterrupt
+            self.measured.append(name)
+            return [servers[engine] for engine in engines]
+
+        return Cell(run.step(f"eval/sweep/{name}", inputs), engines, 8, 1, measure)
+
+    def groups(self, run: Run) -> list[list[Cell]]:
+        return [
+            [self.cell(run, "answers/none", PLAIN), self.cell(run, "answers/eagle3", DRAFTING)],
+            [self.cell(run, "speed/c1-r1", PLAIN, DRAFTING)],
+        ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(Params(run_name="unit", runs_dir=str(tmp_path)), "06_evaluate")
+
+
+def test_an_interrupted_sweep_measures_what_is_missing_and_starts_no_other_server(run: Run) -> None:
+    machine = Machine()
+    machine.fails_at = "answers/eagle3"
+    with pytest.raises(KeyboardInterrupt):
+        list(sweep.work(machine.groups(run), machine.opened))
+    assert (machine.measured, machine.started) == (["answers/none"], [PLAIN, DRAFTING])
+
+    again = Machine()
+    done = list(sweep.work(again.groups(run), again.opened))
+    assert again.measured == ["answers/eagle3", "speed/c1-r1"]
+    assert again.started == [DRAFTING, PLAIN, DRAFTING]
+    assert [cell.step.name for cell in done] == ["eval/sweep/answers/eagle3", "eval/sweep/speed/c1-r1"]
+    assert json.loads(run.path("eval/sweep/speed/c1-r1/result.json").read_text()) == ["none", "eagle3"]
+
+
+def test_a_finished_sweep_starts_nothing(run: Run) -> None:
+    list(sweep.work(Machine().groups(run), Machine().opened))
+    machine = Machine()
+    assert list(sweep.work(machine.groups(run), machine.opened)) == []
+    assert (machine.measured, machine.started) == ([], [])
+
+
+def test_drafts_are_sorted_by_what_stood_before_them() -> None:
+    # 63 tokens of prompt and the first of the answer; 1 accepted and the target's own; then 0, then 2
+    found = sweep.by_context({"a": 63, "b": 200}, {"a": [1, 0, 2], "b": [3]})
+    assert found == {"1 to 64": {"a": [1]}, "65 to 128": {"a": [0, 2]}, "129 to 256": {"b": [3]}}
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 5), max_size=40)), st.integers(1, 3000))
+def test_every_draft_is_in_one_bin(accepted: dict[str, list[int]], length: int) -> None:
+    bins = sweep.by_context(dict.fromkeys(accepted, length), accepted)
+    for name, counts in accepted.items():
+        assert [count for drafts in bins.values() for count in drafts.get(name, [])] == counts
+
+
+def test_the_targets_own_temperature_is_named_with_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    assert sweep.own_temperature(tmp_path).startswith("1 (vLLM's default")
+    file.write_text('{"eos_token_id": 2}')
+    assert sweep.own_temperature(tmp_path).startswith("1 (vLLM's default")
+    file.write_text('{"temperature": 0.6}')
+    assert sweep.own_temperature(tmp_path) == "0.6 (its generation_config.json)"
+
+
+RESULT = {
+    "completed": 4,
+    "duration": 2.0,
+    "total_output_tokens": 64,
+    "output_throughput": 32.0,
+    "median_ttft_ms": 50.0,
+    "p99_ttft_ms": 70.0,
+    "median_tpot_ms": 9.0,
+    "p99_tpot_ms": 11.0,
+    "spec_decode_num_drafts": 40,
+    "spec_decode_accepted_tokens": 24,
+    "spec_decode_per_position_acceptance_rates": [0.4, 0.2],
+    "generated_texts": ["a", "b", "c", "d"],
+}
+
+
+def test_a_benchmark_is_read_with_its_counters() -> None:
+    found = bench.read(RESULT, 4)
+    assert found["counters"] == {"drafts": 40, "accepted_tokens": 24, "accepted_1": 16, "accepted_2": 8}
+    assert found["output_throughput"] == 32
+    assert "generated_texts" not in found
+
+
+def test_a_benchmark_without_speculation_counts_nothing() -> None:
+    plain = {key: value for key, value in RESULT.items() if not key.startswith("spec_decode")}
+    assert bench.read(plain, 4)["counters"] == {"drafts": 0, "accepted_tokens": 0}
+
+
+def test_failed_requests_of_a_benchmark_are_an_error() -> None:
+    with pytest.raises(KitError, match="requests of vllm bench failed; seen 3 of 4 answered"):
+        bench.read(RESULT | {"completed": 3}, 4)
+
+
+SAID: dict[str, Any] = {
+    "speed": {
+        "4": {
+            "none": {"al": None, "tokens_per_s": [40.0, 44.0, 42.0], **{key: RESULT[key] for key in bench.LATENCIES}},
+            "eagle3-k3": {"al": 1.6, "tokens_per_s": [50.0, 52.0, 51.0], **{key: RESULT[key] for key in bench.LATENCIES}},
+        }
+    },
+    "ratios": {"4": {"eagle3-k3": {"median": 1.21, "low": 1.18, "high": 1.25}}},
+}
+
+
+def test_the_table_of_speed_names_baseline_and_outcome() -> None:
+    none, eagle3 = sweep.speed_rows(SAID)
+    assert (none["tokens/s"], none["range"], none["speed-up"], none["verdict"]) == ("42.0", "40.0 to 44.0", "", "baseline")
+    assert (eagle3["speed-up"], eagle3["verdict"]) == ("1.21 (1.18 to 1.25)", "faster")
+    assert (none["AL"], eagle3["AL"]) == ("", "1.60")
+    assert eagle3["TTFT p50 / p99 (ms)"] == "50 / 70"
