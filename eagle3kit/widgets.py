@@ -148,10 +148,11 @@ def _display(shown: object) -> None:
 
 def picture(png: bytes, caption: str = "", alt: str = "") -> None:
     """Show a PNG with its caption."""
-    _display(_picture(png, caption, alt))
+    _display(as_picture(png, caption, alt))
 
 
-def _picture(png: bytes, caption: str, alt: str) -> Shown:
+def as_picture(png: bytes, caption: str = "", alt: str = "") -> Shown:
+    """What `picture` shows."""
     source = "data:image/png;base64," + base64.b64encode(png).decode()
     image = tag("img", src=source, alt=alt, style="max-width: 100%; height: auto")
     note = tag("figcaption", caption, style="margin-top: .3em; opacity: .85") if caption else None
@@ -513,7 +514,7 @@ class LivePlot:
 
         from eagle3kit import plots
 
-        shown = _picture(_png(plots.training_curves(self._rows)), self.line(), "training curves so far")
+        shown = as_picture(_png(plots.training_curves(self._rows)), self.line(), "training curves so far")
         if self._handle is None:
             self._handle = display(shown, display_id=True)
         else:
