@@ -348,7 +348,7 @@ class Setup:
         a_pass = (
             # So small a model gains nothing from being spread: read and computed as if by one GPU.
             self.drafter_bytes / one
-            + streams * self.drafter_bytes / flops  # two bytes a weight, two operations a weight
+            + streams * 2 * self.drafter_bytes / served_bytes(t, self.dtype) / flops  # two operations a weight
             + DRAFTER_LAUNCHES * c.layer_s
             + 2 * all_reduce_s(hw, kind, streams * state, self.gpus)
         )

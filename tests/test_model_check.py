@@ -55,3 +55,10 @@ def test_page_says_all_of_it(tmp_path: Path) -> None:
         assert f"{predicted:.2f}" in page
     for name in ("bandwidth_share", "layer_s", "routing_power", "verification_s", "assumed"):
         assert name in page
+
+
+def test_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle3kit import cli
+
+    assert cli.main(["check-model", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "model_check.html")
