@@ -483,6 +483,55 @@ def speed(data: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def stage_minutes(minutes: Mapping[str, float]) -> Figure:
+    """Where the time went: one bar a stage, in the order given.
+
+    Args:
+        minutes: wall time of each stage, in minutes.
+    """
+    found = {name: value for name, given in minutes.items() if (value := _finite(given)) is not None}
+    total = sum(found.values())
+    if not found:
+        return _nothing("no stage has been timed")
+    with style():
+        figure, (axes,) = _figure(0.8 + 0.33 * len(found))
+        bars = axes.barh(range(len(found)), list(found.values()), height=0.68, color=BLUE)
+        _above(axes, bars, [f"{value:.1f}" + (f"  ({value / total:.0%})" if total else "") for value in found.values()])
+        axes.set_yticks(range(len(found)), [_plain(name, 40) for name in found])
+        axes.invert_yaxis()
+        axes.grid(False, axis="y")
+        axes.set_xlim(0, max([*found.values(), 0.1]) * 1.18)
+        axes.set_xlabel("minutes")
+        axes.set_title(f"{total:.1f} minutes in all")
+    return figure
+
+
+def sequence_lengths(lengths: Sequence[int], limit: int | None = None) -> Figure:
+    """Histogram of the number of tokens in a sample.
+
+    Args:
+        lengths: tokens of each sample.
+        limit: the longest sample that training takes, drawn as a line.
+    """
+    from statistics import median
+
+    found = _numbers(lengths)
+    if not found:
+        return _nothing("no samples")
+    with style():
+        figure, (axes,) = _figure(2.9)
+        axes.hist(found, bins=min(40, max(8, math.isqrt(len(found)) * 2)), color=BLUE, edgecolor="white", linewidth=0.6)
+        axes.axvline(median(found), color=ORANGE, linestyle="--", label=f"median: {median(found):,.0f}")
+        if limit is not None:
+            axes.axvline(limit, color=RED, linestyle=":", label=f"limit: {limit:,}")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("tokens in a sample")
+        axes.set_ylabel("samples")
+        axes.set_title(f"{len(found):,} samples, {sum(found):,.0f} tokens")
+        _legend_above(axes)
+    return figure
+
+
 def predictions(points: Sequence[tuple[str, float, float]]) -> Figure:
     """Predicted against published speed-up, one point a row, with the diagonal and 25 % on both sides of it.
 
@@ -548,55 +597,6 @@ def speedup_by_batch(lines: Mapping[str, Sequence[tuple[int, float]]]) -> Figure
         axes.set_xlabel("requests in flight")
         axes.set_ylabel("speed-up")
         _legend_below(axes, 0.2, 2)
-    return figure
-
-
-def stage_minutes(minutes: Mapping[str, float]) -> Figure:
-    """Where the time went: one bar a stage, in the order given.
-
-    Args:
-        minutes: wall time of each stage, in minutes.
-    """
-    found = {name: value for name, given in minutes.items() if (value := _finite(given)) is not None}
-    total = sum(found.values())
-    if not found:
-        return _nothing("no stage has been timed")
-    with style():
-        figure, (axes,) = _figure(0.8 + 0.33 * len(found))
-        bars = axes.barh(range(len(found)), list(found.values()), height=0.68, color=BLUE)
-        _above(axes, bars, [f"{value:.1f}" + (f"  ({value / total:.0%})" if total else "") for value in found.values()])
-        axes.set_yticks(range(len(found)), [_plain(name, 40) for name in found])
-        axes.invert_yaxis()
-        axes.grid(False, axis="y")
-        axes.set_xlim(0, max([*found.values(), 0.1]) * 1.18)
-        axes.set_xlabel("minutes")
-        axes.set_title(f"{total:.1f} minutes in all")
-    return figure
-
-
-def sequence_lengths(lengths: Sequence[int], limit: int | None = None) -> Figure:
-    """Histogram of the number of tokens in a sample.
-
-    Args:
-        lengths: tokens of each sample.
-        limit: the longest sample that training takes, drawn as a line.
-    """
-    from statistics import median
-
-    found = _numbers(lengths)
-    if not found:
-        return _nothing("no samples")
-    with style():
-        figure, (axes,) = _figure(2.9)
-        axes.hist(found, bins=min(40, max(8, math.isqrt(len(found)) * 2)), color=BLUE, edgecolor="white", linewidth=0.6)
-        axes.axvline(median(found), color=ORANGE, linestyle="--", label=f"median: {median(found):,.0f}")
-        if limit is not None:
-            axes.axvline(limit, color=RED, linestyle=":", label=f"limit: {limit:,}")
-        axes.set_xlim(left=0)
-        axes.set_xlabel("tokens in a sample")
-        axes.set_ylabel("samples")
-        axes.set_title(f"{len(found):,} samples, {sum(found):,.0f} tokens")
-        _legend_above(axes)
     return figure
 
 
