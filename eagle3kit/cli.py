@@ -75,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
     report.set_defaults(command=report_command)
     compare = add("compare", compare_command, "facts of several runs side by side", file=None)
     compare.add_argument("runs", nargs="+", help="run folders, for example runs/local")
+    check = add("check-model", check_model_command, "hold the speed-up model against published results", file=None)
+    check.add_argument("dest", nargs="?", type=Path, default=project_path("reports"), help="folder of the page")
     export = add("export", export_command, "write a run's trained drafter for SGLang, SpecForge and TorchSpec", file="")
     export.add_argument("dest", type=Path, help="folder to make")
     imported = add("import", import_command, "write a LlamaForCausalLMEagle3 drafter in the form that vLLM serves", file="")
@@ -166,6 +168,17 @@ def compare_command(options: argparse.Namespace) -> int:
 
     print(report.compare([Path(run) for run in options.runs]))
     return 0
+
+
+def check_model_command(options: argparse.Namespace) -> int:
+    """Write the page and print its path; status 1 when the model misses what it must hold."""
+    from eagle3kit import model_check
+
+    print(model_check.build(options.dest))
+    missed = [check for check in model_check.checks() if check["state"] != "ok"]
+    for check in missed:
+        print(f"{check['name']}: found {check['found']}, wanted {check['wanted']}", file=sys.stderr)
+    return int(bool(missed))
 
 
 # ---- run

@@ -30,6 +30,7 @@ from eagle3kit import server, target
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
+from eagle3kit.speedup import hardware_presets
 from eagle3kit.target import Gpu, Target
 
 Status = Literal["ok", "warn", "fail"]
@@ -260,7 +261,7 @@ def cpu_flags(file: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 def _gpus(params: Params, found: Sequence[Gpu], how: str, described: Target | None) -> Iterator[Check]:
     """The GPUs against `gpu_count`, `hardware` and the target's weights."""
-    hardware = planning.hardware_presets()[params.hardware]
+    hardware = hardware_presets()[params.hardware]
     count = max(1, params.gpu_count)
     wanted = f"{count} x {hardware.label}" if hardware.is_gpu else f"{count} GPU(s)"
     if not found:

@@ -278,6 +278,7 @@ class Params(BaseModel):
     hardware: Literal["cpu", "rtx-pro-6000", "h200", "b200", "b300"] = _hardware(
         "cpu", "", "machine that the plan reckons with: memory, bandwidth and links of this GPU", aka=("gpu", "gpu_type")
     )
+    hardware_file: str = _hardware("", "", "YAML or JSON file with more GPUs for the speed-up model; empty: none")
     gpu_count: int = _hardware(0, "GPUs", "GPUs of the machine", aka=("num_gpus", "gpus"), ge=0)
     gpu_price_per_hour: float = _hardware(0.0, "US$/GPU/h", "rent of one GPU; 0 means unknown, and the plan names no cost", ge=0)
 

@@ -5,7 +5,7 @@ Every number is an `Estimate`: its value, its unit, and how it was reached. Thre
 * counted: prompts, bytes a token, parameters. These are right.
 * expected: tokens, and with them steps and disk, from assumed lengths of prompts and answers, with the most it can be beside it.
 * guessed: minutes, and money from them. On a CPU from rates measured here, scaled by size; on a GPU from bandwidth and arithmetic
-  (`decode_step_s`, `training_flops`), good to a factor of two or so. They are labelled rough, and what cannot be said is unknown.
+  (`speedup.Setup`, `training_flops`), good to a factor of two or so. They are labelled rough, and what cannot be said is unknown.
 
 The rates and sizes of machines are data: `presets/hardware.json`. A machine is added there, and to the choices of `hardware`.
 """
@@ -13,21 +13,21 @@ The rates and sizes of machines are data: `presets/hardware.json`. A machine is 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from eagle3kit import layers, recipe
 from eagle3kit.data import load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import total_bytes
-from eagle3kit.target import PRESETS, SMOLLM2, Target, dtype_bytes
+from eagle3kit.speedup import COMPUTE_SHARE, Hardware, Setup, active_parameters, hardware_presets, served_bytes
+from eagle3kit.target import SMOLLM2, Target
 
 DISK_LIMIT = 0.9
 """A run must not leave the disk fuller than this: file systems slow down, and other users of it fail."""
@@ -37,13 +37,6 @@ CHARACTERS_PER_TOKEN, TEMPLATE_TOKENS = 4.0, 32
 
 PROMPT_TOKENS, ANSWER_TOKENS = 200, 1800
 """Assumed where prompts are not read yet, and for answers that may be longer: a thinking model's answer to a common question."""
-
-GPU_BANDWIDTH_SHARE, GPU_SECONDS_PER_LAYER = 0.7, 0.13e-3
-"""Decoding on GPUs: share of the bandwidth that is reached, and time a layer that no bandwidth shortens (all-reduces, launches).
-Fitted to published figures of this model family on 8x RTX PRO 6000 (see the tests): four loads, each within 30 %."""
-
-GPU_COMPUTE_SHARE = 0.25
-"""Share of the dense bf16 peak that prefill and training are assumed to reach."""
 
 DISK_GB_S = 1.0
 """Assumed write speed for hidden states, which bounds extraction on fast GPUs."""
@@ -91,55 +84,6 @@ def _scaled(value: float, units: Sequence[str]) -> str:
     while value >= 1000 and step < len(units) - 1:
         value, step = value / 1000, step + 1
     return f"{value:.3g} {units[step]}".strip()
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """A kind of machine.
-
-    Attributes:
-        name: its key in `presets/hardware.json`, a choice of the parameter `hardware`.
-        label: its name for people.
-        memory_gb: of one GPU, in units of 1e9 bytes; None on a CPU, where this machine's own memory counts.
-        bandwidth_gb_s: of one GPU's memory.
-        link, link_gb_s: between GPUs, in words and as one GPU's bandwidth.
-        bf16_tflops: dense peak of one GPU.
-        compute: CUDA compute capability.
-        rates: measured rates, of a CPU only.
-        server_start_s: start of a server without loading weights.
-        load_gb_s: assumed speed of loading weights.
-        source: where the numbers come from.
-    """
-
-    name: str
-    label: str
-    memory_gb: float | None
-    bandwidth_gb_s: float | None
-    link: str
-    link_gb_s: float | None
-    bf16_tflops: float | None
-    compute: float | None
-    rates: Mapping[str, Any]
-    server_start_s: float
-    load_gb_s: float | None
-    source: str
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether it has GPUs."""
-        return self.memory_gb is not None
-
-
-def hardware_presets() -> dict[str, Hardware]:
-    """Every known machine by name, read from `presets/hardware.json`."""
-    presets = json.loads((PRESETS / "hardware.json").read_text(encoding="utf-8"))
-    known = set(Hardware.__dataclass_fields__)
-    return {
-        name: Hardware(
-            name=name, rates={k: v for k, v in p.items() if k not in known}, **{k: v for k, v in p.items() if k in known}
-        )
-        for name, p in presets.items()
-    }
 
 
 # ---- tokens
@@ -227,12 +171,7 @@ def bytes_per_token(target: Target, n_aux: int, dtype: str) -> int:
 
     Kimi-K2.5 with three auxiliary layers in bfloat16: 7168 x 4 x 2 = 57,344.
     """
-    return target.hidden_size * (n_aux + 1) * _served_bytes(target, dtype)
-
-
-def _served_bytes(target: Target, dtype: str) -> int:
-    """Bytes of a number in the type that the target is served in."""
-    return dtype_bytes(target.dtype or "bfloat16" if dtype == "auto" else dtype)
+    return target.hidden_size * (n_aux + 1) * served_bytes(target, dtype)
 
 
 def drafter_shape(params: Params, target: Target) -> dict[str, int]:
@@ -283,6 +222,12 @@ def drafter_parameters(target: Target, shape: Mapping[str, int], *, norm_before_
     }
 
 
+def drafter_read_bytes(target: Target, shape: Mapping[str, int]) -> float:
+    """Bytes in bfloat16 that one pass of a drafter reads: everything but `embed_tokens`, of which it reads a row."""
+    counts = drafter_parameters(target, shape)
+    return 2.0 * (sum(counts.values()) - counts["embed_tokens"])
+
+
 def training_flops(parameters: Mapping[str, int], ttt_steps: int) -> int:
     """Arithmetic of training on one token, attention scores left out.
 
@@ -298,62 +243,12 @@ def training_flops(parameters: Mapping[str, int], ttt_steps: int) -> int:
 # ---- speed
 
 
-def experts_touched(experts: int, per_token: int, tokens: float) -> float:
-    """Distinct experts that `tokens` tokens visit in one layer under uniform routing: E (1 - (1 - K/E)^t).
-
-    384 experts, 8 a token: 8, 15.8, 31, 59.5, 109.8 for 1, 2, 4, 8, 16 tokens. Routing of consecutive tokens is correlated, so
-    the true number is lower.
-    """
-    untouched: float = (1 - per_token / experts) ** tokens
-    return experts * (1 - untouched)
-
-
-def step_bytes(target: Target, tokens: float, dtype: str = "auto") -> float:
-    """Bytes of weights that one decode step of `tokens` tokens reads: all of them, but of the routed experts only those touched.
-
-    `embed_tokens` is left out: a row a token is read, unless it is also the `lm_head`.
-    """
-    counts = target.parameters
-    plain = _served_bytes(target, dtype)
-    total = 0.0
-    for group, count in counts.items():
-        q = target.quantization if target.quantization and group in target.quantization.parts else None
-        size = count * ((q.bits + q.overhead_bits) / 8 if q else plain)
-        if group == "routed experts" and target.moe:
-            size *= experts_touched(target.moe.experts, target.moe.experts_per_token, tokens) / target.moe.experts
-        if group == "embed_tokens" and not target.tie_word_embeddings:
-            size = 0.0
-        total += size
-    return total
-
-
-def active_parameters(target: Target) -> int:
-    """Parameters that one token passes through (an embedding row is a look-up, not a product)."""
-    counts = dict(target.parameters)
-    if target.moe:
-        counts["routed experts"] = counts["routed experts"] * target.moe.experts_per_token // target.moe.experts
-    if not target.tie_word_embeddings:
-        counts["embed_tokens"] = 0
-    return sum(counts.values())
-
-
-def decode_step_s(target: Target, hardware: Hardware, gpus: int, streams: int, dtype: str = "auto") -> float | None:
-    """Rough seconds of one decode step with `streams` requests on `gpus` GPUs of one server; None on a CPU.
-
-    Weights read over the joint bandwidth, of which `GPU_BANDWIDTH_SHARE` is reached, and `GPU_SECONDS_PER_LAYER` a layer.
-    """
-    if hardware.bandwidth_gb_s is None:
-        return None
-    bandwidth = hardware.bandwidth_gb_s * 1e9 * gpus * GPU_BANDWIDTH_SHARE
-    return step_bytes(target, streams, dtype) / bandwidth + target.n_layers * GPU_SECONDS_PER_LAYER
-
-
 def generation_rate(target: Target, hardware: Hardware, params: Params, streams: int) -> tuple[float, str]:
     """Tokens a second that the target writes with `streams` requests in flight, and how that is known."""
-    step = decode_step_s(target, hardware, params.serve_tensor_parallel, streams, params.target_dtype)
-    if step is not None:
-        how = f"rough: {GPU_BANDWIDTH_SHARE:.0%} of the bandwidth and {GPU_SECONDS_PER_LAYER * 1e3:g} ms a layer"
-        return streams / step, f"{how}, {streams} streams, {params.serve_tensor_parallel} x {hardware.label}"
+    if hardware.is_gpu:
+        setup = Setup(target, hardware, params.serve_tensor_parallel, dtype=params.target_dtype)
+        how = f"rough: the model of a decode step, {streams} streams, {params.serve_tensor_parallel} x {hardware.label}"
+        return setup.tokens_per_s(streams), how
     known = {int(k): float(v) for k, v in hardware.rates["generate_tokens_per_s"].items()}
     rate = _interpolated(known, streams) * _cpu_scale(target, hardware)
     return rate, f"{rate:.3g} tokens/s at {streams} streams, scaled by size from rates {hardware.source}"
@@ -379,19 +274,19 @@ def _extraction_rate(target: Target, hardware: Hardware, params: Params, per_tok
     if hardware.bf16_tflops is None:
         rate = hardware.rates["extract_tokens_per_s"] * _cpu_scale(target, hardware)
         return rate, f"{rate:.3g} tokens/s, scaled by size from rates {hardware.source}"
-    compute = hardware.bf16_tflops * 1e12 * GPU_COMPUTE_SHARE * params.serve_tensor_parallel / (2 * active_parameters(target))
+    compute = hardware.bf16_tflops * 1e12 * COMPUTE_SHARE * params.serve_tensor_parallel / (2 * active_parameters(target))
     disk = DISK_GB_S * 1e9 / per_token
     if disk < compute:
         return disk, f"rough: bound by writing, {DISK_GB_S:g} GB/s assumed"
-    return compute, f"rough: {GPU_COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s a GPU"
+    return compute, f"rough: {COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s a GPU"
 
 
 def _training_rate(hardware: Hardware, params: Params) -> tuple[float, str]:
     """FLOP/s of training."""
     if hardware.bf16_tflops is None:
         return hardware.rates["train_gflops"] * 1e9, f"{hardware.rates['train_gflops']} GFLOP/s {hardware.source}"
-    rate = hardware.bf16_tflops * 1e12 * GPU_COMPUTE_SHARE * params.train_processes
-    return rate, f"rough: {GPU_COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s, {params.train_processes} processes"
+    rate = hardware.bf16_tflops * 1e12 * COMPUTE_SHARE * params.train_processes
+    return rate, f"rough: {COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s, {params.train_processes} processes"
 
 
 # ---- the plan

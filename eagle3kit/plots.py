@@ -565,6 +565,74 @@ def sequence_lengths(lengths: Sequence[int], limit: int | None = None) -> Figure
     return figure
 
 
+def predictions(points: Sequence[tuple[str, float, float]]) -> Figure:
+    """Predicted against published speed-up, one point a row, with the diagonal and 25 % on both sides of it.
+
+    Args:
+        points: benchmark, published, predicted.
+    """
+    with style():
+        figure, (axes,) = _figure(3.6)
+        ends = [0.8, 1.1 * max(max(published, predicted) for _, published, predicted in points)]
+        axes.plot(ends, ends, color=GREY, linewidth=1)
+        axes.fill_between(ends, [0.75 * x for x in ends], [1.25 * x for x in ends], color=GREY, alpha=0.12, label="25 %")
+        for i, name in enumerate(dict.fromkeys(name for name, _, _ in points)):
+            xs, ys = zip(*((x, y) for bench, x, y in points if bench == name), strict=True)
+            axes.plot(xs, ys, "os^Dv*"[i % 6], color=STEPS[i % len(STEPS)], label=_plain(name))
+        axes.set_xlabel("published speed-up")
+        axes.set_ylabel("predicted speed-up")
+        axes.set_xlim(*ends)
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+    return figure
+
+
+def step_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Where the time of a decode step goes: one stacked bar for each entry.
+
+    Args:
+        steps: seconds by part (`speedup.PARTS`), by the bar's name.
+    """
+    colours = (BLUE, SKY, GREEN, PINK, RED, GREY, ORANGE, "#222222")
+    with style():
+        figure, (axes,) = _figure(1.5 + 0.5 * len(steps))
+        names = list(steps)
+        left = [0.0] * len(names)
+        for i, part in enumerate(next(iter(steps.values()))):
+            widths = [1e3 * steps[name][part] for name in names]
+            axes.barh(range(len(names)), widths, 0.6, left, color=colours[i % len(colours)], label=part, edgecolor="white")
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for i, total in enumerate(left):
+            axes.annotate(f"{total:.1f} ms", (total, i), (4, 0), textcoords="offset points", va="center", fontsize=9.5)
+        axes.set_yticks(range(len(names)), [_plain(name, 40) for name in names])
+        axes.invert_yaxis()
+        axes.set_xlim(0, max(left) * 1.12)
+        axes.set_xlabel("milliseconds of one decode step")
+        axes.grid(False, axis="y")
+        _legend_below(axes, 0.45 if len(steps) < 3 else 0.28, 4)
+    return figure
+
+
+def speedup_by_batch(lines: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
+    """Speed-up against the number of requests in flight, and the line at 1 below which speculation loses.
+
+    Args:
+        lines: `(streams, speed-up)` points by the line's name.
+    """
+    with style():
+        figure, (axes,) = _figure(3.5)
+        for i, (name, points) in enumerate(lines.items()):
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, "-" + "os^Dv*"[i % 6], color=STEPS[i % len(STEPS)], label=_plain(name, 48), markersize=5)
+        axes.axhline(1, color="#222222", linewidth=1.2, linestyle="--")
+        axes.set_xscale("log", base=2)
+        ticks = sorted({streams for points in lines.values() for streams, _ in points})
+        axes.set_xticks(ticks, [str(streams) for streams in ticks])
+        axes.set_xlabel("requests in flight")
+        axes.set_ylabel("speed-up")
+        _legend_below(axes, 0.2, 2)
+    return figure
+
+
 def png(figure: Figure) -> bytes:
     """The figure as a PNG. The same figure gives the same bytes: no date, no version of matplotlib in it."""
     buffer = io.BytesIO()

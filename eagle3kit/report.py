@@ -1301,7 +1301,7 @@ figure,tr,.summary li,.failure{break-inside:avoid}h2,h3{break-after:avoid}.wide{
 """
 
 
-def _page(title: str, body: Iterable[object], about: Mapping[str, object] | None = None) -> bytes:
+def whole_page(title: str, body: Iterable[object], about: Mapping[str, object] | None = None) -> bytes:
     """A whole page. `about` is what the index shows of it."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = [
@@ -1387,7 +1387,7 @@ def _report(e: Evidence, pictures: Sequence[Picture], left_out: set[str], bounds
         "minutes": sum(spent for key, spent in e.minutes().items() if not e.stale(key)) or None,
         "finished": finished,
     }
-    return _page(title, body, about)
+    return whole_page(title, body, about)
 
 
 def build(run_root: Path, reports_dir: Path) -> Path:
@@ -1474,9 +1474,9 @@ def compare(run_roots: Sequence[Path], reports_dir: Path | None = None) -> Path:
     ]
     body.append(_table(head, lines, right=range(1, len(head)), bounds=bounds) if lines else tag("p", "No facts are recorded."))
     about = {"run": "compare: " + ", ".join(names), "compare": True}
-    page = _page("Runs side by side", body, about)
+    page = whole_page("Runs side by side", body, about)
     if len(page) > LIMIT_BYTES:
-        page = _page("Runs side by side", [*body[:-1], tag("p", "The table of facts is too long for this page.")], about)
+        page = whole_page("Runs side by side", [*body[:-1], tag("p", "The table of facts is too long for this page.")], about)
     file = "compare_" + "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in names)
     folder = project_path("reports") if reports_dir is None else Path(reports_dir)
     path = write_atomic(folder / f"{file[:120]}.html", page)
@@ -1594,4 +1594,4 @@ def index(reports_dir: Path) -> Path:
         "AL: tokens gained per forward pass of the target, 1 when nothing is accepted. Speed: against no speculation.",
         cls="soft",
     )
-    return write_atomic(folder / "index.html", _page("Reports", [tag("h1", "Reports"), listed, note]))
+    return write_atomic(folder / "index.html", whole_page("Reports", [tag("h1", "Reports"), listed, note]))

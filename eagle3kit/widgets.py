@@ -148,10 +148,11 @@ def _display(shown: object) -> None:
 
 def picture(png: bytes, caption: str = "", alt: str = "") -> None:
     """Show a PNG with its caption."""
-    _display(_picture(png, caption, alt))
+    _display(as_picture(png, caption, alt))
 
 
-def _picture(png: bytes, caption: str, alt: str) -> Shown:
+def as_picture(png: bytes, caption: str = "", alt: str = "") -> Shown:
+    """What `picture` shows."""
     source = "data:image/png;base64," + base64.b64encode(png).decode()
     image = tag("img", src=source, alt=alt, style="max-width: 100%; height: auto")
     note = tag("figcaption", caption, style="margin-top: .3em; opacity: .85") if caption else None
@@ -468,6 +469,44 @@ def choose_two(
     render_chosen()
 
 
+def controls(
+    choices: Mapping[str, tuple[Sequence[Any], Any]],
+    render: Callable[..., object],
+    interactive: bool,
+    otherwise: Callable[[], object],
+) -> None:
+    """Several dropdowns over one answer, which follows them; headless, a static answer.
+
+    Args:
+        choices: by name, what there is to pick from, and what is picked at first.
+        render: called with the picked values by name; returns something to show.
+        interactive: dropdowns when true.
+        otherwise: called when headless; returns something to show.
+    """
+    if not interactive:
+        _display(otherwise())
+        return
+
+    import ipywidgets
+
+    look = {"style": {"description_width": "initial"}}
+    dropdowns = {
+        name: ipywidgets.Dropdown(options=options, value=first, description=name.replace("_", "-"), **look)
+        for name, (options, first) in choices.items()
+    }
+    output = ipywidgets.Output()
+
+    def render_chosen(_: object = None) -> None:
+        with output:
+            output.clear_output(wait=True)
+            _display(render(**{name: dropdown.value for name, dropdown in dropdowns.items()}))
+
+    for dropdown in dropdowns.values():
+        dropdown.observe(render_chosen, names="value")
+    _display(ipywidgets.VBox([ipywidgets.HBox(list(dropdowns.values()), layout={"flex_flow": "row wrap"}), output]))
+    render_chosen()
+
+
 class LivePlot:
     """The training curves while training runs: redrawn in place when interactive, a line of text now and then when headless.
 
@@ -513,7 +552,7 @@ class LivePlot:
 
         from eagle3kit import plots
 
-        shown = _picture(_png(plots.training_curves(self._rows)), self.line(), "training curves so far")
+        shown = as_picture(_png(plots.training_curves(self._rows)), self.line(), "training curves so far")
         if self._handle is None:
             self._handle = display(shown, display_id=True)
         else:
