@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARAMS ?= params/local.yaml
 
-.PHONY: run test soak lint lab env lock clean format
+.PHONY: run test soak lint lab env lock compat clean format
 
 run: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS)
@@ -45,6 +45,10 @@ lock: $(VENV)/ready
 	$(BIN)/python tests/make_lock.py > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
+# Reads wheels of older releases of vLLM and speculators, downloaded into .compat/ (330 MB), and renders README's table.
+compat: $(VENV)/ready
+	$(BIN)/python tests/make_compat.py
+
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .compat runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
