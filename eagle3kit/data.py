@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -82,12 +82,16 @@ def read_conversations(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     dropped: Counter[str] = Counter()
     try:
         with path.open("rb") as file:
-            for line in file:
+            for line in _lines(file):
+                if line is None:
+                    dropped[f"a line of more than {MAX_LINE_BYTES / 1e6:.0f} MB"] += 1
+                    continue
                 if not line.strip():
                     continue
                 try:
                     row = json.loads(line.decode())
-                except UnicodeDecodeError:
+                    json.dumps(row, ensure_ascii=False).encode()  # "\\ud800" is JSON, but no text that can be written again
+                except UnicodeError:
                     dropped["not UTF-8"] += 1
                 except (ValueError, RecursionError):
                     dropped["not JSON"] += 1
@@ -99,6 +103,21 @@ def read_conversations(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     except OSError as error:
         raise KitError(f"cannot read {path}", seen=error.strerror, fix="correct data_source") from None
     return rows, dropped
+
+
+MAX_LINE_BYTES = 2**26
+"""Longest line that is read. A file without line ends, such as weights given as data by mistake, must not fill the memory."""
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """The lines of a file; None in place of one that is too long."""
+    while line := file.readline(MAX_LINE_BYTES):
+        if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        yield None
 
 
 def turns_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:

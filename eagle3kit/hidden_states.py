@@ -249,8 +249,18 @@ def _files_digest(files: Mapping[str, Sequence[Any]]) -> str:
 
 
 def damaged_files(folder: Path) -> list[Path]:
-    """Files that are gone, or whose bytes are no longer those that were verified."""
+    """Files that are gone, or whose bytes are no longer those that were verified.
+
+    Raises:
+        KitError: the list names a file outside the folder: what is damaged is deleted.
+    """
     known = read_json(folder / "files.json", MADE_BY)
+    if outside := [name for name in known if name != Path(name).name]:
+        raise KitError(
+            f"{folder / 'files.json'} names a file that is not in its folder",
+            seen=outside[0],
+            fix=f"delete {folder} and run notebook {MADE_BY} again",
+        )
     bad = []
     with ThreadPoolExecutor(4) as pool:
         for name, (size, digest), now in zip(
