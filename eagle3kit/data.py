@@ -13,7 +13,6 @@ taken from what happened, not from a template.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -329,7 +328,7 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
     if server.engine.name == "extraction":
         # The states of a conversation are all in the cache when its answer ends: have them written, which saves a second pass.
         sampling["kv_transfer_params"] = {"include_output_tokens": True}
-    command = [sys.executable, "-W", "ignore", "-m", "speculators", "regenerate-responses"]
+    command = [*server.tool(), "regenerate-responses"]
     command += ["--endpoint", f"{server.url}/v1/chat/completions", "--dataset", str(asked), "--outfile", str(responses)]
     command += ["--max-tokens", str(p.data_seq_length), "--concurrency", str(p.data_concurrency), "--resume"]
     command += ["--sampling-params", json.dumps(sampling)]
@@ -343,7 +342,7 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
         "regenerate-responses",
         command,
         run.path("logs"),
-        env={"HF_HUB_OFFLINE": "1"} if Path(server.model).exists() else None,
+        env=server.secret | ({"HF_HUB_OFFLINE": "1"} if Path(server.model).exists() else {}),
         progress=progress,
         fix="run the notebook again: answered prompts are kept",
     )

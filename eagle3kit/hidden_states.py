@@ -15,7 +15,6 @@ import contextlib
 import json
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +144,7 @@ def adopt(captured: Path, folder: Path, tokens: Any) -> int:
 
 def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[[int, int], None]) -> None:
     server.ensure()
-    command = [sys.executable, "-W", "ignore", "-m", "speculators", "generate-offline-data"]
+    command = [*server.tool("--store", str(run.path(CAPTURE))), "generate-offline-data"]
     command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
     command += ["--concurrency", str(run.params.extraction_concurrency), "--validate-outputs", "--fail-on-error"]
 
@@ -157,6 +156,7 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
         "generate-offline-data",
         command,
         run.path("logs"),
+        env=server.secret,
         progress=progress,
         fix="run the notebook again: finished rows are kept",
     )
