@@ -255,7 +255,7 @@ def damaged_files(folder: Path) -> list[Path]:
         KitError: the list names a file outside the folder: what is damaged is deleted.
     """
     known = read_json(folder / "files.json", MADE_BY)
-    if outside := [name for name in known if name != Path(name).name]:
+    if outside := [name for name in known if name != Path(name).name or name == ".."]:
         raise KitError(
             f"{folder / 'files.json'} names a file that is not in its folder",
             seen=outside[0],
