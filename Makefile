@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARAMS ?= params/local.yaml
 
-.PHONY: run sweep test soak lint lab env lock clean format
+.PHONY: run sweep test soak lint lab env lock compat audit clean format
 
 run: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS)
@@ -49,6 +49,15 @@ lock: $(VENV)/ready
 	$(BIN)/python tests/make_lock.py > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
+# Reads wheels of older releases of vLLM and speculators, downloaded into .compat/ (330 MB), and renders README's table.
+compat: $(VENV)/ready
+	$(BIN)/python tests/make_compat.py
+
+# Known weaknesses of the locked versions, from an advisory service: needs the internet. pip-audit lives in an environment of its own.
+audit:
+	$(PYTHON) -m venv build/audit && build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --no-deps --disable-pip --requirement requirements.lock
+
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .compat runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,14 +13,13 @@ taken from what happened, not from a template.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -82,12 +81,16 @@ def read_conversations(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     dropped: Counter[str] = Counter()
     try:
         with path.open("rb") as file:
-            for line in file:
+            for line in _lines(file):
+                if line is None:
+                    dropped[f"a line of more than {MAX_LINE_BYTES / 1e6:.0f} MB"] += 1
+                    continue
                 if not line.strip():
                     continue
                 try:
                     row = json.loads(line.decode())
-                except UnicodeDecodeError:
+                    json.dumps(row, ensure_ascii=False).encode()  # "\\ud800" is JSON, but no text that can be written again
+                except UnicodeError:
                     dropped["not UTF-8"] += 1
                 except (ValueError, RecursionError):
                     dropped["not JSON"] += 1
@@ -99,6 +102,21 @@ def read_conversations(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     except OSError as error:
         raise KitError(f"cannot read {path}", seen=error.strerror, fix="correct data_source") from None
     return rows, dropped
+
+
+MAX_LINE_BYTES = 2**26
+"""Longest line that is read. A file without line ends, such as weights given as data by mistake, must not fill the memory."""
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """The lines of a file; None in place of one that is too long."""
+    while line := file.readline(MAX_LINE_BYTES):
+        if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        yield None
 
 
 def turns_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -310,7 +328,7 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
     if server.engine.name == "extraction":
         # The states of a conversation are all in the cache when its answer ends: have them written, which saves a second pass.
         sampling["kv_transfer_params"] = {"include_output_tokens": True}
-    command = [sys.executable, "-W", "ignore", "-m", "speculators", "regenerate-responses"]
+    command = [*server.tool(), "regenerate-responses"]
     command += ["--endpoint", f"{server.url}/v1/chat/completions", "--dataset", str(asked), "--outfile", str(responses)]
     command += ["--max-tokens", str(p.data_seq_length), "--concurrency", str(p.data_concurrency), "--resume"]
     command += ["--sampling-params", json.dumps(sampling)]
@@ -324,7 +342,7 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
         "regenerate-responses",
         command,
         run.path("logs"),
-        env={"HF_HUB_OFFLINE": "1"} if Path(server.model).exists() else None,
+        env=server.secret | ({"HF_HUB_OFFLINE": "1"} if Path(server.model).exists() else {}),
         progress=progress,
         fix="run the notebook again: answered prompts are kept",
     )

@@ -25,8 +25,8 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from eagle3kit import compat, server, target
 from eagle3kit import plan as planning
-from eagle3kit import server, target
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
@@ -92,7 +92,7 @@ def checks(params: Params) -> list[Check]:
     found, how = target.gpus()
     gpu = params.device == "cuda" or params.gpu_count > 0 or (params.device == "auto" and bool(found))
     described, why = _describe(params)
-    result = [_python(), *_packages(gpu), *_pairs(gpu), _cores(params)]
+    result = [_python(), *_packages(gpu), *_pairs(gpu), *_fit(params, gpu, described), _cores(params)]
     result += list(_gpus(params, found, how, described) if gpu else _cpu(params))
     result += [*_target(params, described, why), *_plan(params, described), _writable(params), _port(), _shared_memory(params)]
     return result
@@ -202,6 +202,35 @@ def _pairs(gpu: bool) -> Iterator[Check]:
         )
     if gpu and cpu_torch:
         yield Check("torch build", "fail", "a CUDA build of torch", f"torch {torch}", _ENVIRONMENT[gpu])
+
+
+def _fit(params: Params, gpu: bool, described: Target | None) -> Iterator[Check]:
+    """What the installed vLLM and speculators can do, read from their files: see `compat`."""
+    architectures = [*compat.TARGETS, *([described.architecture] if described else [])]
+    try:
+        vllm = compat.read_vllm(compat.Package(_distribution("vllm", gpu)), architectures)
+        speculators = compat.read_speculators(compat.Package("speculators"))
+    except metadata.PackageNotFoundError:  # a missing package has a row of its own
+        return
+    need = compat.Need(
+        architecture=described.architecture if described else "",
+        model_type=described.text_model_type if described else "",
+        gpu=gpu,
+        norms={
+            "norm_before_residual": params.drafter_norm_before_residual,
+            "norm_before_fc": params.drafter_norm_before_fc,
+            "fc_norm": params.drafter_fc_norm,
+            "norm_output": params.drafter_norm_output,
+        },
+        install=_ENVIRONMENT[gpu],
+    )
+    findings = compat.judge(vllm, speculators, need)
+    for finding in findings:
+        if finding.status != "ok":
+            yield Check(finding.name, finding.status, finding.wanted, finding.found, finding.fix)
+    ok = sum(finding.status == "ok" for finding in findings)
+    pair = f"vLLM {vllm.version} with speculators {speculators.version}"
+    yield Check("vLLM and speculators", "ok", "they fit each other and the kit", f"{pair}: {ok} of {len(findings)} so")
 
 
 # ---- processor and GPUs

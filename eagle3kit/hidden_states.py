@@ -15,7 +15,6 @@ import contextlib
 import json
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +144,7 @@ def adopt(captured: Path, folder: Path, tokens: Any) -> int:
 
 def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[[int, int], None]) -> None:
     server.ensure()
-    command = [sys.executable, "-W", "ignore", "-m", "speculators", "generate-offline-data"]
+    command = [*server.tool("--store", str(run.path(CAPTURE))), "generate-offline-data"]
     command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
     command += ["--concurrency", str(run.params.extraction_concurrency), "--validate-outputs", "--fail-on-error"]
 
@@ -157,6 +156,7 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
         "generate-offline-data",
         command,
         run.path("logs"),
+        env=server.secret,
         progress=progress,
         fix="run the notebook again: finished rows are kept",
     )
@@ -249,8 +249,18 @@ def _files_digest(files: Mapping[str, Sequence[Any]]) -> str:
 
 
 def damaged_files(folder: Path) -> list[Path]:
-    """Files that are gone, or whose bytes are no longer those that were verified."""
+    """Files that are gone, or whose bytes are no longer those that were verified.
+
+    Raises:
+        KitError: the list names a file outside the folder: what is damaged is deleted.
+    """
     known = read_json(folder / "files.json", MADE_BY)
+    if outside := [name for name in known if name != Path(name).name or name == ".."]:
+        raise KitError(
+            f"{folder / 'files.json'} names a file that is not in its folder",
+            seen=outside[0],
+            fix=f"delete {folder} and run notebook {MADE_BY} again",
+        )
     bad = []
     with ThreadPoolExecutor(4) as pool:
         for name, (size, digest), now in zip(

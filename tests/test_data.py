@@ -206,3 +206,108 @@ def test_degenerate_masks_are_errors(masks: list[list[int]]) -> None:
 
 def test_share_of_supervised_tokens() -> None:
     assert data.check_masks([[0, 1], [0, 0, 0, 1]]) == pytest.approx(1 / 3)
+
+
+# ---- any file at all
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["\ud800", "../../x", "<script>"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+TURNS = st.fixed_dictionaries(
+    {}, optional={key: JSON | st.sampled_from(["user", "human", "system"]) for key in ("role", "from", "content", "value")}
+)
+ROWS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": JSON,
+        "kind": JSON,
+        "conversations": st.lists(TURNS | JSON, max_size=3) | JSON,
+        "messages": st.lists(TURNS, max_size=2),
+    },
+)
+LINES = st.one_of(
+    st.binary(max_size=30).filter(lambda line: b"\n" not in line), (ROWS | JSON).map(lambda row: json.dumps(row).encode())
+)
+"""Bytes, JSON of any kind, and rows that are nearly right."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(LINES, max_size=6))
+def test_any_file_is_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    """Two good rows and anything: what is kept can be written and read again, the rest is counted, nothing is a traceback."""
+    good = [json.dumps(conversation(text)).encode() for text in ("first", "second")]
+    folder = tmp_path_factory.mktemp("fuzz")
+    path = folder / "source.jsonl"
+    path.write_bytes(b"\n".join([*good, *lines]))
+    rows, dropped = data.read_conversations(path)
+    filled = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+    assert len(rows) + sum(dropped.values()) == filled
+    try:
+        prompts, _ = data.load_prompts(Params(data_source=str(path)))
+    except KitError:
+        return
+    written = data.write_prompts(folder / "prompts.jsonl", prompts)
+    again, lost = data.read_conversations(written)
+    assert [row["id"] for row in again] == [prompt.id for prompt in prompts]
+    assert not lost
+    assert {file.name for file in folder.iterdir()} == {"source.jsonl", "prompts.jsonl"}
+
+
+def test_text_that_cannot_be_written_again_is_dropped(tmp_path: Path) -> None:
+    rows, dropped = data.read_conversations(
+        Path(source(tmp_path, [conversation("half a pair: \ud800"), conversation("fine")]).data_source)
+    )
+    assert (len(rows), dropped) == (1, Counter({"not UTF-8": 1}))
+
+
+def test_a_line_that_never_ends_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MAX_LINE_BYTES", 2_000_000)
+    path = Path(source(tmp_path, [conversation("before"), b"x" * 7_000_000, conversation("after")]).data_source)
+    rows, dropped = data.read_conversations(path)
+    assert [data.turns_of(row)[0][1] for row in rows] == ["before", "after"]
+    assert dropped == {"a line of more than 2 MB": 1}
+
+
+def test_a_hundred_thousand_turns_are_one_conversation(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": str(i)} for i in range(100_000)]
+    prompts, dropped = data.load_prompts(source(tmp_path, [{"messages": turns}, conversation("another")]))
+    assert sorted(prompt.users for prompt in prompts) == [1, 100_000]
+    assert not dropped
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=4, max_size=12), st.booleans())
+def test_the_mask_is_what_was_generated_and_every_row_is_accounted_for(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, int]], captured: bool
+) -> None:
+    """Rows of any prompt and answer length: supervised are the generated tokens alone, and in = kept + dropped by reason."""
+    run = Run(
+        Params(run_name="unit", runs_dir=str(tmp_path_factory.mktemp("mask")), data_seq_length=16), "03_extract_hidden_states"
+    )
+    prompts = [prompt(f"p{i}", split="heldout" if i == 1 else "train") for i in range(len(shapes) + 2)]
+    shapes = [(3, 5), (3, 5), *shapes]  # so that neither split is empty
+    made = [
+        answer(p.id, 0, tuple(range(before)), tuple(range(100, 100 + after)))
+        for p, (before, after) in zip(prompts, shapes, strict=True)
+    ]
+    write_answers(run, made)
+    try:
+        rows = data.build_rows(run, prompts, Counter(), captured)
+    except KitError as error:
+        assert "degenerate" in str(error)
+        return
+    dropped = data.load_rows(run)[1]
+    assert len(rows) + sum(dropped.values()) == len(prompts)
+    for row, ids, mask in zip(rows, data.load_tokens(run)["input_ids"], data.load_tokens(run)["loss_mask"], strict=True):
+        assert [token for token, on in zip(ids.tolist(), mask.tolist(), strict=True) if on] == [
+            i for i in ids.tolist() if i >= 100
+        ]
+        assert row.supervised == int(mask.sum()) >= 2

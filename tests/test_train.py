@@ -10,7 +10,7 @@ import torch.optim._muon as muon
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3kit import train
+from eagle3kit import compat, train
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
@@ -225,3 +225,11 @@ def test_rows_are_packed_whole() -> None:
     assert train.packs([], 10) == 0
     assert train.packs([10, 10], 10) == 2
     assert train.packs([6, 6, 4, 4, 2], 10) == 3  # 6 | 6 4 | 4 2
+
+
+def test_compat_looks_for_the_options_of_this_command_line(tmp_path: Path) -> None:
+    given = flags(train.command(prepared(tmp_path, train_optimizer="muon"), "/model", "cpu"))
+    assert set(given) - {"hidden-states-path"} == set(compat.TRAINER_OPTIONS)
+    assert {name: given[name] for name, choice in compat.TRAINER_OPTIONS.items() if choice} == {
+        name: choice for name, choice in compat.TRAINER_OPTIONS.items() if choice
+    }

@@ -361,3 +361,21 @@ def test_imports_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "evil", [EVIL, "</td></table><script>1</script>", "' onmouseover='alert(1)", '\\"><img src=x onerror=1>', "&lt;b&gt;"]
+)
+def test_hostile_text_is_shown_as_text_wherever_it_stands(shown: list[Any], evil: str) -> None:
+    """Every function, every argument that text of a model, a data row or an error can reach."""
+    widgets.picture(b"png", caption=evil, alt=evil)
+    widgets.table([{evil: evil, "n": 1}], caption=evil, columns=[evil, "n"], colours={evil: "ok"})
+    widgets.check_list([dict.fromkeys(("name", "state", "found", "wanted", "fix"), evil)], caption=evil)
+    widgets.conversation([[(evil, True), (evil, False)], [{"text": evil, "supervised": True}]], caption=evil)
+    widgets.expect(evil, took=evil)
+    widgets.choose({evil: evil}, lambda text: widgets.as_expect(text), interactive=False, label=evil)
+    widgets.choose_two({evil: 1, "b": 2}, lambda *_: None, interactive=False, label=evil)
+    assert len(shown) >= 8
+    for each in shown:
+        assert_harmless(each)
+        assert evil in Tags(each.html).text + "".join(value or "" for _, value in Tags(each.html).attributes)
