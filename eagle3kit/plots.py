@@ -277,6 +277,35 @@ def golden_scores(golden: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def layer_errors(result: Mapping[str, Any]) -> Figure:
+    """Each extracted slot against every layer of the target: a line a slot, which must dip at its own layer and nowhere else.
+
+    Args:
+        result: `cross_check/layers.json`: `{"layers": [id of each slot], "errors": [slots][layers], "positions"}`, relative
+            errors; or `{"reason"}` where transformers could not run the target too.
+    """
+    slots, errors = _numbers(result.get("layers")), result.get("errors")
+    if not slots or not isinstance(errors, Sequence) or len(errors) != len(slots):
+        return _nothing(str(result.get("reason") or "no comparison with transformers"))
+    with style():
+        figure, (axes,) = _figure(3.3)
+        for number, (layer, row) in enumerate(zip(slots, errors, strict=True)):
+            heights = [max(value, 1e-9) for value in _numbers(row)]
+            if not 0 <= layer < len(heights):
+                continue
+            colour = STEPS[number % len(STEPS)]
+            axes.plot(range(len(heights)), heights, color=colour, linewidth=1.2)
+            here = int(layer)
+            axes.plot(
+                here, heights[here], "o", color=colour, markersize=7, label=f"slot {number}, layer {here}: {heights[here]:.1e}"
+            )
+        axes.set_yscale("log")
+        axes.set_xlabel("layer of the target that the slot is held against (vLLM's numbers)")
+        axes.set_ylabel("relative error")
+        _legend_below(axes, 0.22, columns=2)
+    return figure
+
+
 def coverage(data: Mapping[str, Any]) -> Figure:
     """Share of tokens that a draft vocabulary of a given size can propose.
 
