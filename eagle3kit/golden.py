@@ -16,26 +16,26 @@ from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.hidden_states import head_and_norm, load_states, state_file
 from eagle3kit.rundir import Run, read_json, write_json
-from eagle3kit.server import Engine
+from eagle3kit.server import Server
 from eagle3kit.target import local_folder
 
 if TYPE_CHECKING:
     import torch
 
 
-def require_uncached(engine: Engine, extra_args: Sequence[str], metrics: str = "") -> None:
+def require_uncached(server: Server) -> None:
     """Refuse to extract from a server with a prefix cache: a position found there is not computed, so nothing records its state.
 
-    Args:
-        engine: how the target is served. extra_args: `serve_extra_args`, which come after the engine's own and win.
-        metrics: the running server's counters, if it runs: the last word on what it really did.
+    `serve_extra_args` come after the engine's own arguments and win; a running server's counters have the last word.
 
     Raises:
         KitError: prefix caching is on, or positions came out of it.
     """
+    engine, extra = server.engine, server.run.params.serve_extra_args
     if engine.name != "extraction":
         return
-    last = [word for word in (*engine.arguments, *extra_args) if re.fullmatch(r"--(no-)?enable[-_]prefix[-_]caching", word)][-1:]
+    metrics = server.metrics() if server.running else ""
+    last = [word for word in (*engine.arguments, *extra) if re.fullmatch(r"--(no-)?enable[-_]prefix[-_]caching", word)][-1:]
     hits = sum(float(number) for number in re.findall(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", metrics, re.MULTILINE))
     if hits or last != ["--no-enable-prefix-caching"]:
         raise KitError(

@@ -26,7 +26,7 @@ from eagle3kit import layers, recipe
 from eagle3kit.data import Row, load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
-from eagle3kit.rundir import total_bytes
+from eagle3kit.rundir import project_path, total_bytes
 from eagle3kit.target import PRESETS, SMOLLM2, Target, dtype_bytes
 
 DISK_LIMIT = 0.9
@@ -544,7 +544,7 @@ def plan(params: Params, target: Target, work: Workload | int | None = None, dis
     p = params
     if not isinstance(work, Workload):
         work = workload(p, work)
-    disk = disk or Disk.of(Path(p.runs_dir))
+    disk = disk or Disk.of(project_path(p.runs_dir))
     hardware = hardware_presets()[p.hardware]
     items = {
         "prompts": Estimate(work.prompts, "prompts", f"{work.train_prompts} to train on, {work.heldout_prompts} held out"),
@@ -598,7 +598,7 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
 
 def _existing_states(p: Params) -> int:
     """Bytes of hidden states that this run has already written, those not yet given to their rows included."""
-    run = Path(p.runs_dir) / p.run_name
+    run = project_path(p.runs_dir) / p.run_name
     try:
         return total_bytes([*(run / "hidden_states").glob("*.safetensors"), *run.glob("captured/*/*.safetensors")])
     except OSError:

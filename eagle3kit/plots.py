@@ -284,21 +284,22 @@ def layer_errors(result: Mapping[str, Any]) -> Figure:
         result: `cross_check/layers.json`: `{"layers": [id of each slot], "errors": [slots][layers], "positions"}`, relative
             errors; or `{"reason"}` where transformers could not run the target too.
     """
-    slots, errors = _numbers(result.get("layers")), result.get("errors")
-    if not slots or not isinstance(errors, Sequence) or len(errors) != len(slots):
+    ids, errors = result.get("layers"), result.get("errors")
+    lines: list[tuple[int, int, dict[int, float]]] = []  # slot, its layer, error by layer
+    if isinstance(ids, Sequence) and isinstance(errors, Sequence):
+        for slot, (layer, row) in enumerate(zip(ids, errors, strict=False)):
+            points = {at: max(n, 1e-9) for at, value in enumerate(row) if (n := _finite(value)) is not None} if row else {}
+            if layer in points:
+                lines.append((slot, layer, points))
+    if not lines:
         return _nothing(str(result.get("reason") or "no comparison with transformers"))
     with style():
         figure, (axes,) = _figure(3.3)
-        for number, (layer, row) in enumerate(zip(slots, errors, strict=True)):
-            heights = [max(value, 1e-9) for value in _numbers(row)]
-            if not 0 <= layer < len(heights):
-                continue
-            colour = STEPS[number % len(STEPS)]
-            axes.plot(range(len(heights)), heights, color=colour, linewidth=1.2)
-            here = int(layer)
-            axes.plot(
-                here, heights[here], "o", color=colour, markersize=7, label=f"slot {number}, layer {here}: {heights[here]:.1e}"
-            )
+        for slot, layer, points in lines:
+            colour = STEPS[slot % len(STEPS)]
+            axes.plot(list(points), list(points.values()), color=colour, linewidth=1.2)
+            label = f"slot {slot}, layer {layer}: {points[layer]:.1e}"
+            axes.plot(layer, points[layer], "o", color=colour, markersize=7, label=label)
         axes.set_yscale("log")
         axes.set_xlabel("layer of the target that the slot is held against (vLLM's numbers)")
         axes.set_ylabel("relative error")

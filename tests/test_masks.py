@@ -34,7 +34,9 @@ class Words:
     def apply_chat_template(self, messages: list[Any], tools: Any, add_generation_prompt: bool, return_dict: bool) -> list[int]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        texts, _ = render_jinja_template([messages], tools, chat_template=self.chat_template, add_generation_prompt=add_generation_prompt)
+        texts, _ = render_jinja_template(
+            [messages], tools, chat_template=self.chat_template, add_generation_prompt=add_generation_prompt
+        )
         return self.encode(texts[0])
 
     def get_vocab(self) -> dict[str, int]:
@@ -58,7 +60,9 @@ def whole(tokenizer: Words, row: dict[str, list[int]]) -> str:
 def test_a_system_prompt_is_context() -> None:
     words = Words()
     (row,) = template.rows_of(words, masks.CASES["system prompt"])
-    assert whole(words, row).startswith("<|im_system|>system<|im_middle|>Answer in one word.<|im_end|><|im_user|>user<|im_middle|>")
+    assert whole(words, row).startswith(
+        "<|im_system|>system<|im_middle|>Answer in one word.<|im_end|><|im_user|>user<|im_middle|>"
+    )
     assert supervised(words, row) == "</think>Paris.<|im_end|>"
 
 
@@ -134,7 +138,9 @@ def test_a_trainer_that_shifts_differently_is_refused(monkeypatch: pytest.Monkey
     assert masks.require_second_token([mask])["state"] == "ok"
     shift = trainer.shift_batch
     monkeypatch.setattr(trainer, "shift_batch", lambda row: {**shift(row), "loss_mask": row["loss_mask"][:-1]})
-    with pytest.raises(KitError, match=r"another token of row 0 than the second of the answer; seen position \[4\]; wanted position 3"):
+    with pytest.raises(
+        KitError, match=r"another token of row 0 than the second of the answer; seen position \[4\]; wanted position 3"
+    ):
         masks.require_second_token([mask])
 
 
@@ -177,7 +183,9 @@ def test_ids_of_the_targets_own_template_agree(run: Run) -> None:
 
 def test_a_server_with_another_template_is_found(run: Run) -> None:
     words = Words()
-    ids, mask = served(run, words, "<|im_user|>user<|im_middle|>a 0<|im_end|><|im_assistant|>assistant<|im_middle|><think></think>")
+    ids, mask = served(
+        run, words, "<|im_user|>user<|im_middle|>a 0<|im_end|><|im_assistant|>assistant<|im_middle|><think></think>"
+    )
     with pytest.raises(KitError, match="the server saw other tokens in row 0"):
         masks.require_same_ids(run, words, ids, mask)
 
