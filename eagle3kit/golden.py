@@ -159,7 +159,7 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
         found = {}
         for index in indices:
             row = tokens[index]
-            at = spread(row["loss_mask"].nonzero()[:, 0].tolist(), count)
+            at = spread([at for at in row["loss_mask"].nonzero()[:, 0].tolist() if at > 0], count)
             guesses = _most_likely(_last_states(state_file(folder, index), at), head, norm, eps)
             found[index] = (int((guesses == row["input_ids"][at]).sum()), len(at))
         return found

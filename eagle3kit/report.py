@@ -689,7 +689,7 @@ def _check_origin(e: Evidence) -> list[Check]:
         return [Check("ok", f"On-policy: {who} wrote the answers; {made}")]
     text = (
         f"Off-policy: the answers are the source's own ({made}). The drafter learns to continue a text that the target would not "
-        "write, so acceptance is lower than its accuracy in training says; by how much only a run with data_regenerate: true shows"
+        "write, so acceptance is lower than its accuracy in training says; how much, only a run with data_regenerate: true shows"
     )
     return [Check("warn", text)]
 

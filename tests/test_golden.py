@@ -37,6 +37,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rms_norm_eps=EPS,
         initializer_range=0.2,
         tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     folder = tmp_path_factory.mktemp("target")
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -76,7 +78,7 @@ def made(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         ids = torch.randint(VOCAB, (1, 6), generator=torch.Generator().manual_seed(number))
         new = 12 if number % 2 else 16
         with torch.inference_mode():
-            written = model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)[0].tolist()
+            written = model.generate(ids, max_new_tokens=new, do_sample=False, pad_token_id=0)[0].tolist()
         row = {"input_ids": written, "loss_mask": [0] * 6 + [1] * new}
         answers.append({"id": f"{p.id}_gen0", "primary_id": p.id, **row})
     write_answers(run, answers)
@@ -106,7 +108,13 @@ def change(run: Run, how: Callable[[torch.Tensor], torch.Tensor], rows: range = 
     for index in rows:
         path = hidden_states.state_file(run.path("hidden_states"), index)
         tensors = load_file(path)
-        save_file({**tensors, "hidden_states": how(tensors["hidden_states"]).contiguous()}, path)
+        replace(path, {**tensors, "hidden_states": how(tensors["hidden_states"]).contiguous()})
+
+
+def replace(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a new file in place of one whose tensors may still be mapped."""
+    save_file(tensors, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
 
 
 def swap(run: Run, pairs: list[tuple[int, int]], *, names_too: bool) -> None:
@@ -115,7 +123,7 @@ def swap(run: Run, pairs: list[tuple[int, int]], *, names_too: bool) -> None:
         a, b = (hidden_states.state_file(run.path("hidden_states"), index) for index in (one, other))
         first, second = load_file(a), load_file(b)
         for path, own, states in ((a, first, second), (b, second, first)):
-            save_file(states if names_too else {**own, "hidden_states": states["hidden_states"]}, path)
+            replace(path, states if names_too else {**own, "hidden_states": states["hidden_states"]})
 
 
 def nan(states: torch.Tensor) -> torch.Tensor:

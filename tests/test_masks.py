@@ -12,7 +12,7 @@ from test_data import answer, prompt, write_answers
 
 from eagle3kit import data, masks, origin, template, tiny, widgets
 from eagle3kit.errors import KitError
-from eagle3kit.rundir import Run, write_json
+from eagle3kit.rundir import Run
 
 KIMI_MARKS = [*tiny.SPECIAL_TOKENS.values(), "<|im_end|>"]
 
@@ -162,32 +162,31 @@ def test_one_full_mask_among_many_passes_the_check_of_the_total_alone() -> None:
 # ---- the ids that the server saw
 
 
-def served(run: Run, tokenizer: Words, text: str) -> tuple[list[list[int]], list[list[int]]]:
-    """A run of two rows whose first prompt the server rendered from `text`."""
+KIMI = "<|im_user|>user<|im_middle|>{}<|im_end|><|im_assistant|>assistant<|im_middle|><think>"
+
+
+def served(run: Run, tokenizer: Words, rendering: str) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids and masks of a run of two rows whose prompts the server rendered in some way."""
     prompts = [prompt("a"), prompt("h", split="heldout")]
     data.write_prompts(run.path("data", "prompts.jsonl"), prompts)
-    asked = tokenizer.encode(text)
-    write_answers(run, [answer(p.id, prompt_ids=tuple(asked), generated=(0, 1, 2)) for p in prompts])
+    asked = {p.id: tuple(tokenizer.encode(rendering.format(p.turns[0][1]))) for p in prompts}
+    write_answers(run, [answer(p.id, prompt_ids=asked[p.id], generated=(0, 1, 2)) for p in prompts])
     data.build_rows(run, prompts, Counter(), captured=False)
     tokens = data.load_tokens(run).with_format(None)
-    return tokens["input_ids"][:1], tokens["loss_mask"][:1]
+    return tokens["input_ids"][:], tokens["loss_mask"][:]
 
 
 def test_ids_of_the_targets_own_template_agree(run: Run) -> None:
     words = Words()
-    ids, mask = served(run, words, "<|im_user|>user<|im_middle|>a 0<|im_end|><|im_assistant|>assistant<|im_middle|><think>")
-    data.load_rows(run)[0][1:]
-    write_json(run.path("data", "rows.json"), {"rows": [vars(data.load_rows(run)[0][0])], "dropped": {}})
-    assert masks.require_same_ids(run, words, ids, mask)["found"] == "1 prompts"
+    assert masks.require_same_ids(run, words, *served(run, words, KIMI))["found"] == "2 prompts"
 
 
 def test_a_server_with_another_template_is_found(run: Run) -> None:
     words = Words()
-    ids, mask = served(
-        run, words, "<|im_user|>user<|im_middle|>a 0<|im_end|><|im_assistant|>assistant<|im_middle|><think></think>"
-    )
+    ids, mask = served(run, words, KIMI + "</think>")
     with pytest.raises(KitError, match="the server saw other tokens in row 0"):
         masks.require_same_ids(run, words, ids, mask)
+    assert masks.require_same_ids(run, words, ids, mask, count=0)["state"] == "unknown"  # without the check it passes
 
 
 # ---- thinking
@@ -217,7 +216,7 @@ def test_special_tokens_are_framed_and_all_text_is_escaped() -> None:
     shown = widgets.as_conversation([masks.marked(words, row["input_ids"], row["loss_mask"])])
     assert "<script>" not in shown.html
     assert "&lt;script&gt;" in shown.html.replace("</span>", "")
-    assert shown.html.count("border-radius") == 9 - 1
+    assert shown.html.count("border-radius") == 8  # four marks of each turn
     assert "[[</think><b>y</b><|im_end|>]]" in shown.text
 
 
