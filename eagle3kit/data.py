@@ -54,6 +54,11 @@ class Prompt:
         return sum(role == "user" for role, _ in self.turns)
 
     @property
+    def answers(self) -> int:
+        """How many answers the source gives to it; one that opens a conversation answers nothing."""
+        return sum(message["role"] == "assistant" for message in self.given[1:])
+
+    @property
     def normalized(self) -> str:
         """Its letters and digits alone (see `normalized`): equal for prompts that differ in nothing that matters."""
         return normalized("".join(text for _, text in self.turns))
@@ -459,19 +464,20 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
     by_id = {prompt.id: prompt for prompt in prompts}
     answers = [row for row in _whole_rows(folder / "responses.jsonl") if row["primary_id"] in by_id]
     answers.sort(key=lambda row: (order[row["primary_id"]], row["id"]))
+    wanted = {prompt.id: prompt.users if p.data_regenerate else max(1, prompt.answers) for prompt in prompts}
     lost: Counter[str] = Counter()
     came = Counter(row["primary_id"] for row in answers)
     missing = set(by_id) - set(came)
     if missing:
-        lost["the target gave no answer"] += sum(by_id[identity].users for identity in missing)
-        if len(missing) > max(1, MAX_UNANSWERED * len(prompts)):
+        lost[f"the {'target' if p.data_regenerate else 'source'} gave no answer"] += sum(map(wanted.__getitem__, missing))
+        if p.data_regenerate and len(missing) > max(1, MAX_UNANSWERED * len(prompts)):
             raise KitError(
                 "the target left too many prompts without an answer",
                 seen=f"{len(missing)} of {len(prompts)}; the first error is {_first_error(folder)}",
                 wanted=f"at most {MAX_UNANSWERED:.0%}",
                 fix="run the notebook again: answered prompts are kept",
             )
-    lost["the conversation ended before this turn"] += sum(max(0, by_id[identity].users - n) for identity, n in came.items())
+    lost["the conversation ended before this turn"] += sum(max(0, wanted[identity] - n) for identity, n in came.items())
     rows: list[Row] = []
     table: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
     for answer in answers:
@@ -488,7 +494,7 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
         rows.append(Row(answer["id"], prompt.kind, prompt.split, len(ids), sum(mask)))
         for key, value in (("input_ids", ids), ("loss_mask", mask), ("seq_len", len(ids))):
             table[key].append(value)
-    require_account("answers", sum(prompt.users for prompt in prompts), len(rows), lost)
+    require_account("answers", sum(wanted.values()), len(rows), lost)
     dropped = +(Counter(dropped) + lost)
     for split in _SPLITS:
         if not any(row.split == split for row in rows):

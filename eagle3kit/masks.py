@@ -76,12 +76,7 @@ def check(run: Run, model: str | Path) -> list[dict[str, Any]]:
                 require_masks(masks),
                 require_second_token(masks),
                 require_same_ids(run, tokenizer, ids, masks),
-                {
-                    "name": "supervised tokens",
-                    "state": "ok",
-                    "found": f"{share:.1%}",
-                    "wanted": "2 % to 98 %",
-                },  # data.check_masks
+                {"name": "supervised tokens", "state": "ok", "found": f"{share:.1%}", "wanted": "2 % to 98 %"},
                 thinking_check(load_origin(run)),
             ]
             write_json(step.folder / "checks.json", checks)

@@ -288,6 +288,22 @@ def test_given_answers_become_rows_labelled_off_policy(tmp_path: Path, monkeypat
         data.answer(Run(params.replace(data_regenerate=True), run.stage), server, lambda *_: None)
 
 
+def test_every_given_answer_is_kept_or_dropped_for_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Tags())
+    tool = [{"role": role, "content": f"{role} says"} for role in ("user", "assistant", "tool", "assistant")]
+    lines: list[bytes | dict[str, Any]] = [
+        {"messages": [{**m, "content": f"{m['content']} {i}"} for m in tool]} for i in range(8)
+    ]
+    params = source(tmp_path, [*lines, {"messages": [{"role": "user", "content": "nobody answers"}]}])
+    run = Run(params.replace(data_regenerate=False, runs_dir=str(tmp_path / "runs")), "03_extract_hidden_states")
+    prompts, dropped = data.load_prompts(run.params)
+    data.take_given(run, "target", prompts)
+    assert len(data.build_rows(run, prompts, dropped, captured=False)) == 16  # a call and what follows its result
+    assert data.load_rows(run)[1] == {"the source gave no answer": 1}
+
+
 def test_the_label_names_what_wrote_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
