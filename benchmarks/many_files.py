@@ -4,8 +4,6 @@
 
 Small states (8 tokens x 4 layers x 64, bfloat16: 4.2 kB a sample) so that the files themselves are measured and not their bytes.
 Both are read in random order, as training does, from the page cache. Packed means 1,000 samples a safetensors file, opened once.
-
-RESULT
 """
 
 from __future__ import annotations
