@@ -205,7 +205,7 @@ class Params(BaseModel):
     golden_max_layer_error: float = _extraction(
         0.02,
         "relative L2",
-        "golden check: largest error of a slot against its layer in transformers; one layer off gave 0.1 or more",
+        "golden check: largest error of a slot against its layer in transformers; one layer off gave 0.25 or more",
         gt=0,
     )
 

@@ -128,7 +128,7 @@ def test_the_second_token_of_the_answer_is_learned_first() -> None:
     assert masks.predicted(mask, 1) == [4, 5, 6, 7]
     assert masks.predicted([0, 1, 0, 0, 1, 1], 0) == [2, 5, 6]
     assert masks.predicted([1, 1, 0], 0) == [2]  # nothing comes before the first token
-    assert masks.predicted([1, 1, 1], 2) == [3]
+    assert masks.predicted([1, 1, 1], 1) == [3]  # a second draft starts one token later
 
 
 def test_a_trainer_that_shifts_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
