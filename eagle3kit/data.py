@@ -8,12 +8,14 @@ taken from what happened, not from a template.
     data/responses.jsonl    what came back, in order of arrival
     data/rows/              the rows as a `datasets` folder, training rows first: input_ids, loss_mask, seq_len
     data/rows.json          per row: id, kind, split, length; and the account of what was dropped
+    data/origin.json        who wrote the answers, and how: see `origin.describe`
 """
 
 from __future__ import annotations
 
 import json
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +23,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from eagle3kit import origin
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.process import run_tool
 from eagle3kit.rundir import Run, read_json, value_digest, write_atomic, write_json
 from eagle3kit.server import Server
+from eagle3kit.template import rows_of
 
 MADE_BY = "03_extract_hidden_states"
 Split = Literal["train", "heldout"]
@@ -40,6 +44,8 @@ class Prompt:
     split: Split
     turns: tuple[tuple[str, str], ...]
     """(role, text) pairs."""
+    given: tuple[dict[str, Any], ...] = ()
+    """The whole conversation as the source has it, its answers included."""
 
     @property
     def users(self) -> int:
@@ -47,9 +53,14 @@ class Prompt:
         return sum(role == "user" for role, _ in self.turns)
 
     @property
+    def answers(self) -> int:
+        """How many answers the source gives to it; one that opens a conversation answers nothing."""
+        return sum(message["role"] == "assistant" for message in self.given[1:])
+
+    @property
     def normalized(self) -> str:
-        """Its text in lower case, letters and digits only: equal for prompts that differ in nothing that matters."""
-        return "".join(c for _, text in self.turns for c in text.lower() if c.isalnum())
+        """Its letters and digits alone (see `normalized`): equal for prompts that differ in nothing that matters."""
+        return normalized("".join(text for _, text in self.turns))
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,15 @@ class Row:
     """Tokens in all."""
     supervised: int
     """Tokens with loss mask 1."""
+
+
+def normalized(text: str) -> str:
+    """Text without case, white space, punctuation and differences of Unicode form (NFKC: wide letters, ligatures, accents).
+
+    A text of nothing but other characters keeps them: `+-+` and `***` are not the same prompt.
+    """
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return "".join(c for c in folded if c.isalnum() or unicodedata.category(c).startswith("M")) or "".join(folded.split())
 
 
 # ---- prompts
@@ -132,6 +152,19 @@ def turns_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def messages_of(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The whole conversation of either common form as chat messages, answers, thoughts and tool calls included."""
+    names = {"human": "user", "gpt": "assistant"}
+    found = []
+    for turn in row.get("conversations", row.get("messages")) or []:
+        role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+        text = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
+        if isinstance(role, str) and (text is None or isinstance(text, str)):
+            kept = {key: turn[key] for key in ("reasoning_content", "tool_calls", "tool_call_id") if turn.get(key)}
+            found.append({"role": names.get(role, role), "content": text or "", **kept})
+    return tuple(found)
+
+
 def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
     """The prompts that `data_source` names, training ones first, and what was dropped for which reason.
 
@@ -151,6 +184,7 @@ def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
     else:
         rows, dropped = _source_rows(params)
         raw = _split(rows, params)
+    lines = sum(map(len, raw.values())) + sum(dropped.values())
     prompts = {split: list(_prompts(raw[split], split, dropped)) for split in _SPLITS}
     ids: set[str] = set()
     for split in _SPLITS:
@@ -164,6 +198,7 @@ def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
     if overlapping:
         dropped["also among the held-out prompts"] += len(overlapping)
         prompts["train"] = [prompt for prompt in prompts["train"] if prompt.normalized not in heldout_texts]
+    require_account("prompts", lines, sum(map(len, prompts.values())), dropped)
     chosen: list[Prompt] = []
     for split, limit in (("train", params.data_train_prompts), ("heldout", params.data_heldout_prompts)):
         some = prompts[split][: limit or None]
@@ -189,7 +224,7 @@ def _prompts(rows: Iterable[dict[str, Any]], split: Split, dropped: Counter[str]
             dropped["no user turn"] += 1
             continue
         identity = row.get("id") if isinstance(row.get("id"), str) else None
-        prompt = Prompt(identity or f"{split}-{number:06d}", str(row.get("kind", "any")), split, turns)
+        prompt = Prompt(identity or f"{split}-{number:06d}", str(row.get("kind", "any")), split, turns, messages_of(row))
         if prompt.normalized in seen:
             dropped["duplicate"] += 1
             continue
@@ -262,17 +297,28 @@ def answer(run: Run, server: Server, say: Callable[[int, int], None]) -> list[Ro
     """
     prompts, dropped = load_prompts(run.params)
     asked = [[prompt.id, *prompt.turns] for prompt in prompts]
-    step = run.step("data", {"prompts": value_digest(asked), **run.params.subset(SHAPING)})
+    inputs = {"prompts": value_digest(asked), **run.params.subset(SHAPING)}
+    if not run.params.data_regenerate:
+        inputs["given"] = value_digest([prompt.given for prompt in prompts])
+    step = run.step("data", inputs)
     if not step.done:
         with step:
             began, tokens_before = time.monotonic(), _answer_tokens(step.folder)
-            regenerate(run, server, prompts, say)
+            if run.params.data_regenerate:
+                regenerate(run, server, prompts, say)
+            else:
+                take_given(run, server.model, prompts)
             seconds = time.monotonic() - began
-            rows = build_rows(run, prompts, dropped, captured=server.engine.name == "extraction")
+            rows = build_rows(run, prompts, dropped, captured=run.params.data_regenerate and server.engine.name == "extraction")
             new_tokens = _answer_tokens(step.folder) - tokens_before
             tokens = load_tokens(run)
             content = [[ids.tolist(), mask.tolist()] for ids, mask in zip(tokens["input_ids"], tokens["loss_mask"], strict=True)]
             step.outputs = {"rows": len(rows), "digest": value_digest(content)}
+            label = origin.describe(run.params, server.model, [ids for ids, _ in content])
+            write_json(step.folder / "origin.json", label)
+            run.record_all(
+                {f"data.{key}": (label[key], "") for key in ("on_policy", "thinking", "empty_thoughts")}, "data/origin.json"
+            )
             _record(run, rows, prompts, new_tokens, seconds)
     return load_rows(run)[0]
 
@@ -296,7 +342,7 @@ def _record(run: Run, rows: Sequence[Row], prompts: Sequence[Prompt], new_tokens
         },
         "data/rows.json",
     )
-    if new_tokens:
+    if new_tokens and run.params.data_regenerate:
         run.record_all(
             {
                 "extraction.tokens_per_s": (round(new_tokens / seconds, 1), "generated tokens/s"),
@@ -346,6 +392,27 @@ def regenerate(run: Run, server: Server, prompts: Sequence[Prompt], say: Callabl
         progress=progress,
         fix="run the notebook again: answered prompts are kept",
     )
+
+
+def take_given(run: Run, model: str, prompts: Sequence[Prompt]) -> None:
+    """Write the source's own answers as responses: off-policy rows, rendered by the target's chat template.
+
+    speculators' `prepare-data` does the same through a server, but shuffles the rows and drops their ids, so that prompts of the
+    held-out split could not be told from the others.
+
+    Raises:
+        KitError: the template refuses a conversation.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=run.params.trust_remote_code)
+    write_prompts(run.path("data", "prompts.jsonl"), prompts)
+    lines = (
+        json.dumps({"id": f"{prompt.id}_gen{number}", "primary_id": prompt.id, **row})
+        for prompt in prompts
+        for number, row in enumerate(rows_of(tokenizer, prompt.given))
+    )
+    write_atomic(run.path("data", "responses.jsonl"), "".join(f"{line}\n" for line in lines))
 
 
 class _Tail:
@@ -415,17 +482,20 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
     by_id = {prompt.id: prompt for prompt in prompts}
     answers = [row for row in _whole_rows(folder / "responses.jsonl") if row["primary_id"] in by_id]
     answers.sort(key=lambda row: (order[row["primary_id"]], row["id"]))
-    dropped = Counter(dropped)
-    missing = set(by_id) - {row["primary_id"] for row in answers}
+    wanted = {prompt.id: prompt.users if p.data_regenerate else max(1, prompt.answers) for prompt in prompts}
+    lost: Counter[str] = Counter()
+    came = Counter(row["primary_id"] for row in answers)
+    missing = set(by_id) - set(came)
     if missing:
-        dropped["the target gave no answer"] += len(missing)
-        if len(missing) > max(1, MAX_UNANSWERED * len(prompts)):
+        lost[f"the {'target' if p.data_regenerate else 'source'} gave no answer"] += sum(map(wanted.__getitem__, missing))
+        if p.data_regenerate and len(missing) > max(1, MAX_UNANSWERED * len(prompts)):
             raise KitError(
                 "the target left too many prompts without an answer",
                 seen=f"{len(missing)} of {len(prompts)}; the first error is {_first_error(folder)}",
                 wanted=f"at most {MAX_UNANSWERED:.0%}",
                 fix="run the notebook again: answered prompts are kept",
             )
+    lost["the conversation ended before this turn"] += sum(max(0, wanted[identity] - n) for identity, n in came.items())
     rows: list[Row] = []
     table: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
     for answer in answers:
@@ -433,15 +503,17 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
         if captured:
             ids, mask = ids[:-1], mask[:-1]
         if len(ids) > p.data_seq_length:
-            dropped["longer than data_seq_length"] += 1
+            lost["longer than data_seq_length"] += 1
             continue
         if sum(mask) < 2:  # the drafter's first prediction is for the second token
-            dropped["fewer than 2 generated tokens"] += 1
+            lost["fewer than 2 generated tokens"] += 1
             continue
         prompt = by_id[answer["primary_id"]]
         rows.append(Row(answer["id"], prompt.kind, prompt.split, len(ids), sum(mask)))
         for key, value in (("input_ids", ids), ("loss_mask", mask), ("seq_len", len(ids))):
             table[key].append(value)
+    require_account("answers", sum(wanted.values()), len(rows), lost)
+    dropped = +(Counter(dropped) + lost)
     for split in _SPLITS:
         if not any(row.split == split for row in rows):
             raise KitError(f"no {split} row is left", seen=dict(dropped), fix="raise data_seq_length, or correct data_source")
@@ -454,6 +526,21 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
         {"rows": [asdict(row) for row in rows], "prompts": len(prompts), "answers": len(answers), "dropped": dict(dropped)},
     )
     return rows
+
+
+def require_account(what: str, came: int, kept: int, dropped: Mapping[str, int]) -> None:
+    """Everything that came in is kept or dropped for a reason.
+
+    Raises:
+        KitError: something vanished or was counted twice.
+    """
+    if came != kept + sum(dropped.values()):
+        raise KitError(
+            f"the account of the {what} does not add up",
+            seen=f"{came} came in, {kept} are kept, dropped: {dict(dropped) or 'none'}",
+            wanted=f"{came} = kept + dropped",
+            fix="delete the run's data folder and run notebook 03 again; if it happens again it is an error of the kit",
+        )
 
 
 MAX_UNANSWERED = 0.02
@@ -488,6 +575,19 @@ def load_rows(run: Run) -> tuple[list[Row], dict[str, int]]:
     """The rows' descriptions in the order of `data/rows`, and the drop account."""
     found = read_json(run.path("data", "rows.json"), MADE_BY)
     return [Row(**row) for row in found["rows"]], found["dropped"]
+
+
+def load_origin(run: Run) -> dict[str, Any]:
+    """The label of the rows (`origin.describe`); empty for rows that were made before there was one."""
+    path = run.path("data", "origin.json")
+    label: dict[str, Any] = read_json(path, MADE_BY) if path.exists() else {}
+    return label
+
+
+def prompts_asked(run: Run) -> dict[str, list[dict[str, str]]]:
+    """The conversations that were asked, by id."""
+    rows, _ = read_conversations(run.path("data", "prompts.jsonl"))
+    return {row["id"]: row["conversations"] for row in rows}
 
 
 def load_tokens(run: Run) -> Any:

@@ -144,6 +144,9 @@ class Params(BaseModel):
     data_heldout_share: float = _data(
         0.1, "share", "share of the source that is held out when it has no split of its own", gt=0, le=0.5
     )
+    data_regenerate: bool = _data(
+        True, "", "let the target answer the prompts itself; false takes the source's answers, which trains a worse drafter"
+    )
     data_max_response_tokens: int = _data(96, "tokens", "longest answer that the target writes", aka=("max_tokens",), ge=1)
     data_seq_length: int = _data(
         256,
@@ -197,6 +200,13 @@ class Params(BaseModel):
     )
     golden_max_mae: float = _extraction(
         0.01, "nats", "golden check: largest mean error of the log-probabilities; one slot off gives 1.7 or more", gt=0
+    )
+
+    golden_max_layer_error: float = _extraction(
+        0.02,
+        "relative L2",
+        "golden check: largest error of a slot against its layer in transformers; one layer off gave 0.25 or more",
+        gt=0,
     )
 
     train_from: str = _training(

@@ -16,16 +16,16 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from eagle3kit import layers, recipe
-from eagle3kit.data import load_prompts
+from eagle3kit.data import Row, load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
-from eagle3kit.rundir import total_bytes
+from eagle3kit.rundir import project_path, total_bytes
 from eagle3kit.speedup import COMPUTE_SHARE, Hardware, Setup, active_parameters, hardware_presets, served_bytes
 from eagle3kit.target import SMOLLM2, Target
 
@@ -161,6 +161,14 @@ def workload(params: Params, train_prompts: int | None = None) -> Workload:
         f"expected: {CHARACTERS_PER_TOKEN:g} characters a token, {TEMPLATE_TOKENS} for the template, answers of {answer} assumed"
     )
     return Workload(count["train"], count["heldout"], tokens["train"], tokens["heldout"], answers, upper, how)
+
+
+def counted(rows: Iterable[Row]) -> Workload:
+    """The work that is left once the answers are there: their tokens, counted."""
+    rows = list(rows)
+    train, heldout = ([row for row in rows if row.split == split] for split in ("train", "heldout"))
+    tokens = [sum(row.length for row in split) for split in (train, heldout)]
+    return Workload(len(train), len(heldout), *tokens, sum(row.supervised for row in rows), sum(tokens), "counted")
 
 
 # ---- sizes
@@ -354,6 +362,15 @@ class Plan:
         for problem in self.problems():
             raise problem
 
+    def check_disk(self) -> None:
+        """Stop here if the disk would be more than 90 % full afterwards.
+
+        Raises:
+            KitError: it would; the message names the parameters that would fit.
+        """
+        if (problem := self._disk_problem()) is not None:
+            raise problem
+
     def _memory_problem(self) -> KitError | None:
         if self["memory.fits"].value != "no":
             return None
@@ -422,7 +439,7 @@ def plan(params: Params, target: Target, work: Workload | int | None = None, dis
     p = params
     if not isinstance(work, Workload):
         work = workload(p, work)
-    disk = disk or Disk.of(Path(p.runs_dir))
+    disk = disk or Disk.of(project_path(p.runs_dir))
     hardware = hardware_presets()[p.hardware]
     items = {
         "prompts": Estimate(work.prompts, "prompts", f"{work.train_prompts} to train on, {work.heldout_prompts} held out"),
@@ -453,7 +470,7 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
         "hidden_states.bytes_per_token": Estimate(
             per_token, "bytes", f"{target.hidden_size} wide x ({n_aux} auxiliary layers + the last), number type {p.target_dtype}"
         ),
-        "hidden_states.bytes": Estimate(states, "bytes", "expected: tokens x bytes per token"),
+        "hidden_states.bytes": Estimate(states, "bytes", f"{work.how.partition(':')[0]}: tokens x bytes per token"),
         "hidden_states.at_most": Estimate(
             work.most_tokens * per_token, "bytes", "every answer as long as data_max_response_tokens and data_seq_length allow"
         ),
@@ -475,9 +492,10 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
 
 
 def _existing_states(p: Params) -> int:
-    """Bytes of hidden states that an earlier start of this run has already written."""
+    """Bytes of hidden states that this run has already written, those not yet given to their rows included."""
+    run = project_path(p.runs_dir) / p.run_name
     try:
-        return total_bytes((Path(p.runs_dir) / p.run_name / "hidden_states").glob("*.safetensors"))
+        return total_bytes([*(run / "hidden_states").glob("*.safetensors"), *run.glob("captured/*/*.safetensors")])
     except OSError:
         return 0
 

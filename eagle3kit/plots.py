@@ -277,6 +277,36 @@ def golden_scores(golden: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def layer_errors(result: Mapping[str, Any]) -> Figure:
+    """Each extracted slot against every layer of the target: a line a slot, which must dip at its own layer and nowhere else.
+
+    Args:
+        result: `cross_check/layers.json`: `{"layers": [id of each slot], "errors": [slots][layers], "positions"}`, relative
+            errors; or `{"reason"}` where transformers could not run the target too.
+    """
+    ids, errors = result.get("layers"), result.get("errors")
+    lines: list[tuple[int, int, dict[int, float]]] = []  # slot, its layer, error by layer
+    if isinstance(ids, Sequence) and isinstance(errors, Sequence):
+        for slot, (layer, row) in enumerate(zip(ids, errors, strict=False)):
+            points = {at: max(n, 1e-9) for at, value in enumerate(row) if (n := _finite(value)) is not None} if row else {}
+            if layer in points:
+                lines.append((slot, layer, points))
+    if not lines:
+        return _nothing(str(result.get("reason") or "no comparison with transformers"))
+    with style():
+        figure, (axes,) = _figure(3.3)
+        for slot, layer, points in lines:
+            colour = STEPS[slot % len(STEPS)]
+            axes.plot(list(points), list(points.values()), color=colour, linewidth=1.2)
+            label = f"slot {slot}, layer {layer}: {points[layer]:.1e}"
+            axes.plot(layer, points[layer], "o", color=colour, markersize=7, label=label)
+        axes.set_yscale("log")
+        axes.set_xlabel("layer of the target that the slot is held against (vLLM's numbers)")
+        axes.set_ylabel("relative error")
+        _legend_below(axes, 0.22, columns=2)
+    return figure
+
+
 def coverage(data: Mapping[str, Any]) -> Figure:
     """Share of tokens that a draft vocabulary of a given size can propose.
 

@@ -640,6 +640,7 @@ def _check_extraction(e: Evidence) -> list[Check]:
             f"(wanted at most {most})",
         )
     ]
+    found += [*_check_layers(e), *_check_origin(e)]
     slots = rows(e.golden().get("slots"))
     errors = [number(slot.get("mae")) for slot in slots]
     others = [error for error in errors[:-1] if error is not None]
@@ -654,6 +655,45 @@ def _check_extraction(e: Evidence) -> list[Check]:
             )
         )
     return found
+
+
+def _check_layers(e: Evidence) -> list[Check]:
+    """Each slot against transformers, and each row's states against its own answer."""
+    error, most, own = (
+        e.number("extraction.layer_error"),
+        number(e.param("golden_max_layer_error")),
+        e.number("extraction.own_answers"),
+    )
+    found = []
+    if error is None:
+        found.append(
+            Check(
+                "unknown", "The auxiliary layers were not held against transformers: whether they are the right ones is unknown"
+            )
+        )
+    elif most is not None:
+        text = f"Every slot against transformers: largest relative error {error:.2g} (wanted at most {fmt(most)})"
+        found.append(Check("ok" if error <= most else "fail", text))
+    if own is not None:
+        found.append(Check("ok", f"The states of every row predict its own answer: {percent(own)} of the positions looked at"))
+    return found
+
+
+def _check_origin(e: Evidence) -> list[Check]:
+    """Whether the target wrote the answers, and what it costs where it did not."""
+    label = mapping(e.json("data/origin.json"))
+    if not label:
+        return [Check("unknown", "Who wrote the answers was not recorded")]
+    made = f"chat template {short(label.get('chat_template'))}, thinking {short(label.get('thinking'))}"
+    if label.get("on_policy") is True:
+        sampling = mapping(label.get("sampling"))
+        who = f"{short(label.get('model'))} at {short(label.get('revision'))}, temperature {fmt(sampling.get('temperature'))}"
+        return [Check("ok", f"On-policy: {who} wrote the answers; {made}")]
+    text = (
+        f"Off-policy: the answers are the source's own ({made}). The drafter learns to continue a text that the target would not "
+        "write, so acceptance is lower than its accuracy in training says; how much, only a run with data_regenerate: true shows"
+    )
+    return [Check("warn", text)]
 
 
 def _check_vocab(e: Evidence) -> list[Check]:

@@ -214,9 +214,14 @@ class Server(AbstractContextManager["Server"]):
             raise RuntimeError("the server was not started: begin() comes first")
         return self._child
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._child is not None and self._child.status is None
+
     def ensure(self) -> None:
         """Start it if it does not run yet, and wait until it answers: servers start only when a step needs one."""
-        if self._child is None or self._child.status is not None:
+        if not self.running:
             self.begin()
             try:
                 self.wait_ready()

@@ -832,7 +832,7 @@ def _bring_smollm2(root: Path, params: Params, say: Callable[[str], None]) -> tu
 
 def _build_tiny(root: Path, params: Params, dtype: tiny.DType, say: Callable[[str], None]) -> tuple[str, str]:
     tokenizer, _ = _bring_smollm2(root, params, say)
-    folder = root / f"{TINY}-{dtype}-seed{params.seed}-f{FORMAT}"
+    folder = root / f"{TINY}-{dtype}-seed{params.seed}-f{FORMAT}.{tiny.FORMAT}"
     with locked(root / f".{TINY}.lock", wait=True, busy=""):
         if not (folder / ORIGIN).exists():
             say("Building the Kimi-K2.5 miniature, once on this machine (about 15 seconds).")

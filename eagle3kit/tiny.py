@@ -36,9 +36,23 @@ SPECIAL_TOKENS = {
     6: "<|media_pad|>",
     7: "<think>",
     8: "</think>",
+    9: "<|im_user|>",
+    10: "<|im_assistant|>",
+    11: "<|im_system|>",
+    12: "<|im_middle|>",
+    13: "<|tool_call_begin|>",
+    14: "<|tool_call_argument_begin|>",
+    15: "<|tool_call_end|>",
     16: "[PAD]",
 }
-"""Unused special tokens of the SmolLM2 tokenizer, and the K2.5 token that each becomes. Ids stay as they are."""
+"""Unused special tokens of the SmolLM2 tokenizer, and the K2.5 token that each becomes. Ids stay as they are.
+
+There are no more of them: the marks around a whole section of tool calls stay text.
+"""
+
+TEMPLATE = Path(__file__).parent / "presets" / "kimi-k2.5.jinja"
+FORMAT = 2
+"""Raised whenever the miniature changes, so that one built earlier on this machine is not taken for it."""
 
 BOS, EOS, PAD, MEDIA = 1, 2, 16, 6
 
@@ -152,7 +166,7 @@ def build_tiny(dest: Path, seed: int, tokenizer: Path, dtype: DType = "float32")
     Args:
         dest: folder to fill; it is made when missing.
         seed: seed of the random weights; equal seeds give equal files.
-        tokenizer: a folder with the SmolLM2 tokenizer (`tokenizer.json`, `tokenizer_config.json`, the chat template).
+        tokenizer: a folder with the SmolLM2 tokenizer (`tokenizer.json`, `tokenizer_config.json`).
         dtype: number type of the weights. In bfloat16 a random mixture of experts is chaotic (6 to 29 % between two
             implementations), so float32 is what comparisons need.
 
@@ -312,10 +326,9 @@ def _write_tokenizer(source: Path, dest: Path) -> None:
         settings.pop(key, None)
     settings["pad_token"] = SPECIAL_TOKENS[PAD]
     _write_json(dest / "tokenizer.json", tokenizer)
+    settings.pop("chat_template", None)
     _write_json(dest / "tokenizer_config.json", settings)
-    template = source / "chat_template.jinja"
-    if template.exists():
-        (dest / template.name).write_bytes(template.read_bytes())
+    (dest / "chat_template.jinja").write_bytes(TEMPLATE.read_bytes())
 
 
 def _write_json(path: Path, value: object) -> None:

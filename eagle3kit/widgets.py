@@ -287,8 +287,8 @@ def conversation(rows: Iterable[object], caption: str = "") -> None:
     An unshifted or inverted loss mask trains, and shows nowhere but here: the marked text must be exactly the assistant's.
 
     Args:
-        rows: the tokens of one sample, or a list of samples. A token is a `(text, supervised)` pair or a mapping with `text` and
-            `supervised`.
+        rows: the tokens of one sample, or a list of samples. A token is a `(text, supervised)` pair or a mapping with `text`,
+            `supervised` and perhaps `special`: a special token, which is framed to tell it from text that only looks like one.
         caption: a line above.
     """
     _display(as_conversation(rows, caption))
@@ -296,7 +296,7 @@ def conversation(rows: Iterable[object], caption: str = "") -> None:
 
 def as_conversation(rows: Iterable[object], caption: str = "") -> Shown:
     """What `conversation` shows."""
-    samples: list[list[tuple[str, bool]]] = []
+    samples: list[list[tuple[str, bool, bool]]] = []
     loose = False  # whether the last sample is made of tokens that stood there by themselves
     for row in rows:
         token = _token(row)
@@ -321,35 +321,37 @@ def as_conversation(rows: Iterable[object], caption: str = "") -> Shown:
     )
 
 
-def _token(row: object) -> tuple[str, bool] | None:
-    """One token with whether it is supervised, or None if `row` is something else."""
+def _token(row: object) -> tuple[str, bool, bool] | None:
+    """One token with whether it is supervised and special, or None if `row` is something else."""
     if isinstance(row, Mapping) and "text" in row and "supervised" in row:
-        return clean(row["text"]), bool(row["supervised"])
+        return clean(row["text"]), bool(row["supervised"]), bool(row.get("special"))
     if isinstance(row, Sequence) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], int):
-        return clean(row[0]), bool(row[1])
+        return clean(row[0]), bool(row[1]), False
     return None
 
 
-def _sample(tokens: Sequence[tuple[str, bool]]) -> Shown:
+def _sample(tokens: Sequence[tuple[str, bool, bool]]) -> Shown:
     """One sample in a box, with how much of it is supervised."""
-    runs: list[tuple[list[str], bool]] = []
-    for text, supervised in tokens:
-        if runs and runs[-1][1] == supervised:
-            runs[-1][0].append(text)
+    runs: list[tuple[list[Markup], list[str], bool]] = []
+    for text, supervised, special in tokens:
+        drawn = tag("span", text, style=f"border: {_LINE}; border-radius: .3em") if special else escape(text)
+        if runs and runs[-1][2] == supervised:
+            runs[-1][0].append(drawn)
+            runs[-1][1].append(text)
         else:
-            runs.append(([text], supervised))
-    count = sum(supervised for _, supervised in tokens)
+            runs.append(([drawn], [text], supervised))
+    count = sum(supervised for _, supervised, _ in tokens)
     share = f" ({count / len(tokens):.0%})".replace("%", " %") if tokens else ""
     legend = f"{len(tokens):,} tokens, {count:,} supervised{share}"
     mark = "background: rgba(0, 114, 178, .22); color: inherit; border-bottom: 2px solid #56B4E9; padding: .05em 0"
-    body = join(tag("mark", "".join(texts), style=mark) if on else "".join(texts) for texts, on in runs)
+    body = join(tag("mark", *drawn, style=mark) if on else join(drawn) for drawn, _, on in runs)
     box = f"white-space: pre-wrap; overflow-wrap: break-word; padding: .6em; border: {_LINE}; max-height: 28em; overflow-y: auto"
     made = tag(
         "div",
         tag("div", f"{legend}: those underlined and shaded", style="opacity: .85; margin: .5em 0 .3em"),
         tag("div", body, style=f"font-family: var(--jp-code-font-family, monospace); font-size: .9em; {box}"),
     )
-    plain = "".join(f"[[{''.join(texts)}]]" if on else "".join(texts) for texts, on in runs)
+    plain = "".join(f"[[{''.join(texts)}]]" if on else "".join(texts) for _, texts, on in runs)
     return Shown(made, f"{legend}: those in [[ ]]\n{plain}")
 
 

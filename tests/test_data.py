@@ -1,19 +1,23 @@
 """Prompts, responses, rows and masks."""
 
 import json
+import re
+import unicodedata
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3kit import data
+from eagle3kit import data, origin
 from eagle3kit.data import Prompt
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
+from eagle3kit.server import Engine
 
 
 def prompt(identity: str, users: int = 1, split: data.Split = "train") -> Prompt:
@@ -167,6 +171,149 @@ def test_the_mask_is_one_on_what_was_generated_and_the_unread_last_token_is_left
 def test_without_capture_the_whole_answer_is_kept(run: Run) -> None:
     rows_of(run, [answer("a"), answer("h")], [prompt("a"), prompt("h", split="heldout")], captured=False)
     assert data.load_tokens(run)[0]["input_ids"].tolist() == [1, 2, 3, 7, 8, 9]
+
+
+TWINS = [
+    ("What is Python?", "what is  python"),
+    ("Naïve café", "naïve café"),
+    ("ﬁle № 5", "FILE No 5"),
+    ("ＡＢＣ １２３", "abc 123"),
+    ("Straße", "STRASSE"),
+    ("It's  a\ttest!", "its a test"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), TWINS)
+def test_texts_that_differ_in_nothing_that_matters_are_equal(one: str, other: str) -> None:
+    assert data.normalized(one) == data.normalized(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("2 + 2", "2 + 3"), ("नमस्ते", "नमसते"), ("+-+", "***"), ("write C", "write C1")])
+def test_texts_that_ask_something_else_are_not(one: str, other: str) -> None:
+    assert data.normalized(one) != data.normalized(other)
+
+
+@given(st.text(max_size=30), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+def test_no_unicode_form_changes_the_normalized_text(text: str, form: Any) -> None:
+    assert data.normalized(unicodedata.normalize(form, text)) == data.normalized(text)
+
+
+@pytest.mark.parametrize(("one", "other"), TWINS)
+def test_a_held_out_prompt_in_other_words_shape_is_not_trained_on(tmp_path: Path, one: str, other: str) -> None:
+    lines: list[bytes | dict[str, Any]] = [conversation(f"question {i}") for i in range(10)]
+    params = source(tmp_path, [*lines, conversation(one), conversation(other)])
+    prompts, dropped = data.load_prompts(params)
+    assert sum(p.turns[0][1] in (one, other) for p in prompts) == 1
+    assert dropped["duplicate"] + dropped["also among the held-out prompts"] == 1
+
+
+def test_no_shipped_prompt_is_in_both_splits() -> None:
+    prompts, dropped = data.load_prompts(Params())
+    texts = Counter(p.normalized for p in prompts)
+    assert not dropped
+    assert max(texts.values()) == 1
+
+
+def test_an_account_that_does_not_add_up_is_an_error() -> None:
+    data.require_account("answers", 5, 3, {"a": 1, "b": 1})
+    with pytest.raises(KitError, match="account of the answers does not add up; seen 5 came in, 3 are kept, dropped: {'a': 1}"):
+        data.require_account("answers", 5, 3, {"a": 1})
+
+
+def test_a_row_that_is_counted_twice_is_found_by_the_account(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    twice, prompts = [answer("a"), answer("a"), answer("h")], [prompt("a"), prompt("h", split="heldout")]
+    with pytest.raises(KitError, match="the account of the answers does not add up; seen 2 came in, 3 are kept"):
+        rows_of(run, twice, prompts)
+    monkeypatch.setattr(data, "require_account", lambda *_: None)
+    assert len(rows_of(run, twice, prompts)) == 3  # without the account it is trained on twice
+
+
+def test_turns_that_a_conversation_ended_before_are_accounted_for(run: Run) -> None:
+    rows_of(run, [answer("c", 0), answer("h")], [prompt("c", users=3), prompt("h", split="heldout")])
+    assert data.load_rows(run)[1] == {"the conversation ended before this turn": 2}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([1, 3, 300])), min_size=1, max_size=12))
+def test_whatever_comes_back_everything_is_accounted_for(tmp_path_factory: pytest.TempPathFactory, asked: list[Any]) -> None:
+    run = Run(Params(run_name="unit", runs_dir=str(tmp_path_factory.mktemp("runs"))), "03_extract_hidden_states")
+    prompts = [prompt("t0"), *(prompt(f"p{i}", users + 1) for i, (users, _, _) in enumerate(asked)), prompt("h", split="heldout")]
+    answers = [answer("t0"), answer("h")]
+    for i, (users, came, length) in enumerate(asked):
+        answers += [answer(f"p{i}", turn, generated=(5,) * length) for turn in range(min(users + 1, came))]
+    try:
+        rows = rows_of(run, answers, prompts)
+    except KitError as error:
+        assert "too many prompts without an answer" in error.message
+        return
+    assert sum(p.users for p in prompts) == len(rows) + sum(data.load_rows(run)[1].values())
+
+
+# ---- answers that the target did not write
+
+
+class Tags:
+    """A tokenizer of characters with a template of one tag a turn."""
+
+    chat_template = "tags"
+
+    def apply_chat_template(self, messages: list[Any], tools: Any, add_generation_prompt: bool, return_dict: bool) -> list[int]:
+        text = "".join(f"[{m['role'][0]}]{m['content']}." for m in messages) + ("[a]" if add_generation_prompt else "")
+        return [ord(c) for c in text]
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+def test_given_answers_become_rows_labelled_off_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Tags())
+    lines: list[bytes | dict[str, Any]] = [conversation(f"q{i}") for i in range(8)]
+    params = source(tmp_path, lines).replace(data_regenerate=False, runs_dir=str(tmp_path / "runs"))
+    run = Run(params, "03_extract_hidden_states")
+    server: Any = SimpleNamespace(model="target", engine=Engine("extraction"))  # never asked: the answers are there
+    rows = data.answer(run, server, lambda *_: None)
+    assert len(rows) == 8
+    first = data.load_tokens(run)[0]
+    asked = "".join(map(chr, first["input_ids"][first["loss_mask"] == 0].tolist()))
+    written = "".join(map(chr, first["input_ids"][first["loss_mask"] == 1].tolist()))
+    assert re.fullmatch(r"\[u\]q\d\.\[a\]", asked)
+    assert written == "answer."
+    label = data.load_origin(run)
+    assert label["on_policy"] is False
+    assert label["sampling"] is None
+    assert run.fact("data.on_policy") is False
+    with pytest.raises(KitError, match="step data of run .* was made with another"):
+        data.answer(Run(params.replace(data_regenerate=True), run.stage), server, lambda *_: None)
+
+
+def test_every_given_answer_is_kept_or_dropped_for_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Tags())
+    tool = [{"role": role, "content": f"{role} says"} for role in ("user", "assistant", "tool", "assistant")]
+    lines: list[bytes | dict[str, Any]] = [
+        {"messages": [{**m, "content": f"{m['content']} {i}"} for m in tool]} for i in range(8)
+    ]
+    params = source(tmp_path, [*lines, {"messages": [{"role": "user", "content": "nobody answers"}]}])
+    run = Run(params.replace(data_regenerate=False, runs_dir=str(tmp_path / "runs")), "03_extract_hidden_states")
+    prompts, dropped = data.load_prompts(run.params)
+    data.take_given(run, "target", prompts)
+    assert len(data.build_rows(run, prompts, dropped, captured=False)) == 16  # a call and what follows its result
+    assert data.load_rows(run)[1] == {"the source gave no answer": 1}
+
+
+def test_the_label_names_what_wrote_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Tags())
+    label = origin.describe(Params(data_temperature=0.5, target_revision="abc"), "target", [[1, 2]])
+    assert label["on_policy"] is True
+    assert (label["model"], label["revision"], label["thinking"]) == ("smollm2-135m", "abc", "none")
+    assert label["sampling"]["temperature"] == 0.5
+    Tags.chat_template = "others"
+    assert origin.describe(Params(), "target", [[1, 2]])["chat_template"] != label["chat_template"]
 
 
 def test_every_prompt_is_kept_or_dropped_for_a_reason(run: Run) -> None:

@@ -137,6 +137,10 @@ def test_facts_are_recorded(pipeline: Pipeline) -> None:
     assert facts["extraction.bytes"] >= facts["extraction.tokens"] * 4 * 576 * 4
     assert facts["extraction.golden_top1"] >= 0.99
     assert facts["extraction.golden_mae"] <= 1e-3
+    assert facts["extraction.layer_error"] <= 1e-3
+    assert facts["extraction.own_answers"] >= 0.95
+    assert facts["data.on_policy"] is True
+    assert 0.02 <= facts["data.supervised_share"] <= 0.98
     assert facts["vocab.size"] == 2048
     assert 0.5 <= facts["vocab.heldout_coverage"] <= 1
     assert facts["train.steps"] >= 10

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from eagle3kit import drafter, plan, recipe, target
+from eagle3kit.data import Row
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.plan import Disk, Estimate, Workload
@@ -230,6 +231,41 @@ def test_disk_that_is_too_small_names_what_fits() -> None:
     plan.plan(params.replace(data_train_prompts=fits), local, disk=disk).check()
     with pytest.raises(KitError):
         plan.plan(params.replace(data_train_prompts=fits + 200), local, disk=disk).check()
+
+
+def rows(count: int, tokens: int, split: Any = "train") -> list[Row]:
+    return [Row(f"{split}-{i}", "any", split, tokens, tokens // 2) for i in range(count)]
+
+
+def test_counted_rows_are_reckoned_to_the_byte() -> None:
+    work = plan.counted([*rows(10, 100), *rows(2, 50, "heldout")])
+    assert (work.train_prompts, work.heldout_prompts, work.tokens, work.answer_tokens) == (10, 2, 1100, 550)
+    made = plan.plan(Params(), SMALL, work, EMPTY)
+    assert made.value("hidden_states.bytes") == 1100 * 4 * 576 * 4
+    assert made["hidden_states.bytes"].how == "counted: tokens x bytes per token"
+
+
+def test_counted_tokens_that_do_not_fit_are_refused_with_what_would() -> None:
+    params, disk = kimi(target_model="/models/k25"), Disk(used=200 * 10**9, free=1000 * 10**9)
+    local = dataclasses.replace(K25, source="/models/k25")
+    many = plan.counted([*rows(20_000, 1000), *rows(100, 1000, "heldout")])
+    made = plan.plan(params, local, many, disk)
+    assert made.value("disk.share") > plan.DISK_LIMIT
+    with pytest.raises(KitError, match=r"wanted at most 90% full.*data_train_prompts: \d+") as caught:
+        made.check_disk()
+    fits = int(str(caught.value.fix).partition("data_train_prompts: ")[2].partition(",")[0])
+    plan.plan(params, local, plan.counted([*rows(fits, 1000), *rows(100, 1000, "heldout")]), disk).check_disk()
+    with pytest.raises(KitError):
+        plan.plan(params, local, plan.counted([*rows(fits + 200, 1000), *rows(100, 1000, "heldout")]), disk).check_disk()
+
+
+def test_states_that_the_server_has_captured_need_no_room_either(tmp_path: Path) -> None:
+    params = Params(runs_dir=str(tmp_path), run_name="again")
+    before = plan.plan(params, SMALL, counted(10, 100), EMPTY).value("disk.needed")
+    folder = tmp_path / "again" / "captured" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "1.safetensors").write_bytes(bytes(4000))
+    assert before - plan.plan(params, SMALL, counted(10, 100), EMPTY).value("disk.needed") == 4000
 
 
 def test_full_disk_is_no_reason_to_refuse_a_small_run() -> None:

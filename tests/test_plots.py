@@ -32,6 +32,7 @@ GOLDEN = {
     "positions": 231,
     "slots": [{"id": 2, "top1": 0.01, "mae": 9.1}, {"id": 27, "top1": 0.6, "mae": 6.1}, {"id": 30, "top1": 1.0, "mae": 7.5e-6}],
 }
+SLOTS = {"layers": [1, 3], "errors": [[0.9, 1e-6, 0.4, 0.8], [1.2, 0.7, 0.3, 0.0]], "positions": 90}
 COVERAGE = {"sizes": [1024, 4096, 49152], "train": [0.8, 0.94, 1.0], "heldout": [0.78, 0.9, 0.99], "chosen": 4096}
 LOG = [
     {"split": split, "step": step, "loss": 9 - step / 30, "acc": [step / 300, step / 600, step / 900]}
@@ -63,6 +64,7 @@ Maker = Callable[[Any], Any]
 MAKERS: list[tuple[Maker, Any, Any]] = [
     (plots.layer_statistics, LAYERS, {}),
     (plots.golden_scores, GOLDEN, {}),
+    (plots.layer_errors, SLOTS, {"reason": "no memory"}),
     (plots.coverage, COVERAGE, {}),
     (plots.training_curves, LOG, []),
     (plots.acceptance, ACCEPTANCE, {}),
@@ -112,6 +114,7 @@ def test_makers_survive_odd_values(maker: Maker, data: Any, nothing: Any, by: An
 def test_pictures_say_the_numbers() -> None:
     assert {"1.0%", "60.0%", "100.0%", "7.5e-06"} <= set(texts(plots.golden_scores(GOLDEN)).splitlines())
     assert "layer 30\n(right)" in texts(plots.golden_scores(GOLDEN))
+    assert {"slot 0, layer 1: 1.0e-06", "slot 1, layer 3: 1.0e-09"} <= set(texts(plots.layer_errors(SLOTS)).splitlines())
     assert "Acceptance length 1.72 (1.66 to 1.78) tokens a forward pass, at most 4" in texts(plots.acceptance(ACCEPTANCE))
     assert "82.0 tokens/s\n1.01x (0.96 to 1.05)" in texts(plots.speed(SPEED))
     assert "chosen: 4,096 tokens" in texts(plots.coverage(COVERAGE)) and "90.0%" in texts(plots.coverage(COVERAGE))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from eagle3kit import target, tiny
+from eagle3kit import hidden_states, reference, target, tiny
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.target import Target
@@ -469,6 +469,23 @@ def test_transformers_loads_the_miniature(miniature: Path) -> None:
     assert len(words) == tiny.VOCAB_SIZE
     assert (words.bos_token_id, words.eos_token_id, words.pad_token_id) == (tiny.BOS, tiny.EOS, tiny.PAD)
     assert words("<think> w0 </think> <|media_pad|>")["input_ids"] == [7, 17, 8, 6]
+
+
+def test_every_layer_of_the_miniature_can_be_watched(miniature: Path) -> None:
+    import torch
+
+    model = reference.load(miniature, "float32")
+    ids = torch.arange(20, 28)
+    states = reference.states(model, ids, tiny.N_LAYERS)
+    assert states.shape == (tiny.N_LAYERS + 1, len(ids), tiny.HIDDEN)
+    head, norm = hidden_states.head_and_norm(miniature)
+    with torch.no_grad():
+        logits = model(input_ids=ids[None]).logits[0]
+    assert torch.allclose(torch.nn.functional.rms_norm(states[-1], norm.shape, norm, 1e-5) @ head.T, logits, atol=1e-4)
+    nearest = reference.errors(states[[2, 4, 6]].transpose(0, 1), states).argmin(1)
+    assert nearest.tolist() == [2, 4, 6]
+    epsilons = {module.variance_epsilon for name, module in model.named_modules() if name.endswith("kv_a_layernorm")}
+    assert epsilons == {1e-5}  # the config's, as vLLM has it
 
 
 def test_importing_it_imports_no_framework() -> None:

@@ -1,0 +1,216 @@
+"""Further checks of the extracted states, beyond the last layer of a few rows: every slot, every row, and no prefix cache.
+
+cross_check/layers.json     each slot of a few rows against every layer of the same weights run by transformers
+cross_check/answers.json    the last layer of every row against the answer that the target wrote
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3kit import reference
+from eagle3kit.data import MADE_BY, load_rows, load_tokens
+from eagle3kit.errors import KitError
+from eagle3kit.hidden_states import head_and_norm, load_states, state_file
+from eagle3kit.rundir import Run, read_json, write_json
+from eagle3kit.server import Server
+from eagle3kit.target import local_folder
+
+if TYPE_CHECKING:
+    import torch
+
+
+def require_uncached(server: Server) -> None:
+    """Refuse to extract from a server with a prefix cache: a position found there is not computed, so nothing records its state.
+
+    `serve_extra_args` come after the engine's own arguments and win; a running server's counters have the last word.
+
+    Raises:
+        KitError: prefix caching is on, or positions came out of it.
+    """
+    engine, extra = server.engine, server.run.params.serve_extra_args
+    if engine.name != "extraction":
+        return
+    metrics = server.metrics() if server.running else ""
+    last = [word for word in (*engine.arguments, *extra) if re.fullmatch(r"--(no-)?enable[-_]prefix[-_]caching", word)][-1:]
+    hits = sum(float(number) for number in re.findall(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", metrics, re.MULTILINE))
+    if hits or last != ["--no-enable-prefix-caching"]:
+        raise KitError(
+            "hidden states would be extracted with prefix caching on: states of cached positions are not computed",
+            seen=f"{hits:.0f} positions from the cache"
+            if hits
+            else " ".join(last) or "neither on nor off, and on is vLLM's default",
+            wanted="--no-enable-prefix-caching",
+            fix="take it out of serve_extra_args, delete the run's hidden_states folder, and run notebook 03 again",
+        )
+
+
+def cross_check(
+    run: Run, model: str | Path, layers: Sequence[int], eps: float, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Every slot of a few rows against transformers, and the last layer of every row against its own answer.
+
+    Args:
+        model: the target. layers: vLLM ids of the slots. eps: of the target's final norm.
+
+    Returns:
+        `{"layers": see reference.score, "answers": see answers}`; either is `{"reason": ...}` where it could not be made.
+
+    Raises:
+        KitError: a slot holds another layer, or rows hold states that are not theirs.
+    """
+    p = run.params
+    step = run.step("cross_check", {"hidden_states": run.digest("hidden_states", MADE_BY), "samples": p.golden_samples})
+    if not step.done:
+        with step:
+            folder = local_folder(model, p.target_revision)
+            head, norm = head_and_norm(folder)
+            write_json(step.folder / "layers.json", against_transformers(run, folder, layers, head.shape[1]))
+            write_json(step.folder / "answers.json", answers(run, head, norm, eps))
+            judge(run, step.folder)  # a failed check is not finished
+            _record(run, step.folder)
+    for name, found in (results := judge(run, step.folder)).items():
+        say(f"cross-check of the {name}: {found.get('reason') or 'passed at ' + str(found['positions']) + ' positions'}")
+    return results
+
+
+def judge(run: Run, folder: Path) -> dict[str, Any]:
+    """The results of both checks, if they pass. Raises as `cross_check` does."""
+    results: dict[str, Any] = {name: read_json(folder / f"{name}.json", MADE_BY) for name in ("layers", "answers")}
+    if "reason" not in results["layers"]:
+        reference.judge(results["layers"], run.params.golden_max_layer_error)
+    if "reason" not in results["answers"]:
+        require_own_answers(results["answers"])
+    return results
+
+
+def _record(run: Run, folder: Path) -> None:
+    layers, own = (read_json(folder / f"{name}.json", MADE_BY) for name in ("layers", "answers"))
+    if "reason" not in layers:
+        worst = max(row[layer] for layer, row in zip(layers["layers"], layers["errors"], strict=True))
+        source = f"{len(layers['layers'])} slots at {layers['positions']} positions against transformers"
+        run.record("extraction.layer_error", worst, "relative L2", source)
+    if "reason" not in own:
+        run.record("extraction.own_answers", own["agree"], "share", f"{own['positions']} positions of {own['rows']} rows")
+
+
+def against_transformers(run: Run, folder: Path, layers: Sequence[int], hidden_size: int) -> dict[str, Any]:
+    """Hold the slots of the shortest rows against transformers, as far as memory allows: `reference.score`, or `{"reason"}`.
+
+    Raises:
+        KitError: a file is damaged.
+    """
+    import psutil
+
+    p, available = run.params, psutil.virtual_memory().available
+    if (reason := reference.why_not(folder, p.target_dtype, available)) is not None:
+        return {"reason": f"not made: {reason}"}
+    rows, _ = load_rows(run)
+    tokens = load_tokens(run)
+    shortest = sorted(range(len(rows)), key=lambda index: rows[index].length)[: min(p.golden_samples, REFERENCE_ROWS)]
+    samples = []
+    for index in shortest:
+        ids = tokens[index]["input_ids"]
+        states, wrong = load_states(state_file(run.path("hidden_states"), index), ids, len(layers), hidden_size)
+        if states is None:
+            raise KitError(f"hidden states of row {index}: {wrong}", fix=f"run notebook {MADE_BY} again")
+        samples.append((ids, states))
+    return reference.score(folder, p.target_dtype, samples, layers, p.trust_remote_code)
+
+
+REFERENCE_ROWS = 3
+"""Rows that transformers runs too, the shortest ones: a layer that is off is off in every row."""
+
+
+# ---- each row's own answer
+
+GLANCE, LOOK = 4, 32
+"""Positions of a row that are looked at, and of a row that then looks suspicious."""
+LEAST_AGREEMENT = 0.5
+"""A row's own states predict nearly every token of a greedy answer, another row's hardly any."""
+
+
+def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dict[str, Any]:
+    """Whether the last-layer states of every row predict the tokens that the target then wrote.
+
+    The golden check reads a sample of rows. States that got under another row's name anywhere else pass every check of shape and
+    number; but the target's greedy answer is the most likely token of its own states, in every row.
+
+    Args:
+        head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm weight with `eps`.
+
+    Returns:
+        `{"rows", "positions", "agree": share, "poor": [{"row", "id", "agree"}]}`; or `{"reason"}` where answers are not greedy or
+        not the target's own.
+    """
+    p = run.params
+    if p.data_temperature:
+        return {"reason": f"not made: answers sampled at temperature {p.data_temperature:g} are not the most likely tokens"}
+    if not p.data_regenerate:
+        return {"reason": "not made: the target did not write these answers (data_regenerate: false)"}
+    rows, _ = load_rows(run)
+    tokens = load_tokens(run)
+    folder = run.path("hidden_states")
+
+    def agreement(indices: Iterable[int], count: int) -> dict[int, tuple[int, int]]:
+        found = {}
+        for index in indices:
+            row = tokens[index]
+            at = spread([at for at in row["loss_mask"].nonzero()[:, 0].tolist() if at > 0], count)
+            guesses = _most_likely(_last_states(state_file(folder, index), at), head, norm, eps)
+            found[index] = (int((guesses == row["input_ids"][at]).sum()), len(at))
+        return found
+
+    counted = agreement(range(len(rows)), GLANCE)
+    suspicious = [index for index, (hits, of) in counted.items() if hits < LEAST_AGREEMENT * of]
+    poor = {index: hits / of for index, (hits, of) in agreement(suspicious, LOOK).items() if hits < LEAST_AGREEMENT * of}
+    positions = sum(of for _, of in counted.values())
+    return {
+        "rows": len(rows),
+        "positions": positions,
+        "agree": sum(hits for hits, _ in counted.values()) / positions,
+        "poor": [{"row": index, "id": rows[index].id, "agree": share} for index, share in poor.items()],
+    }
+
+
+def spread(positions: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the positions, first and last among them, evenly spread."""
+    count = min(count, len(positions))
+    return [positions[round(i * (len(positions) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def _last_states(path: Path, positions: Sequence[int]) -> torch.Tensor:
+    """Last-layer states `[len(positions), hidden]` of the positions before those given, without reading the whole file."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        states = file.get_slice("hidden_states")
+        return torch.cat([states[at - 1 : at][:, -1] for at in positions])
+
+
+def _most_likely(states: torch.Tensor, head: torch.Tensor, norm: torch.Tensor, eps: float) -> torch.Tensor:
+    import torch
+
+    normed = torch.nn.functional.rms_norm(states.float(), (head.shape[1],), norm, eps)
+    return (normed @ head.T).argmax(-1)
+
+
+def require_own_answers(result: Mapping[str, Any]) -> None:
+    """Raise where rows hold states that are not theirs.
+
+    Raises:
+        KitError: the states of some rows do not predict the answer that the target wrote there.
+    """
+    poor = result["poor"]
+    if poor:
+        named = ", ".join(str(row["row"]) for row in poor[:6])
+        raise KitError(
+            f"the hidden states of {len(poor)} of {result['rows']} rows are not those of their answers",
+            seen=f"rows {named}: the target's own tokens are the most likely ones at {poor[0]['agree']:.0%} of the positions",
+            wanted=f"at least {LEAST_AGREEMENT:.0%} in every row",
+            fix="were files swapped, or rows made with another target? Run notebook 03 again with force: true",
+        )
