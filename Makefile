@@ -16,9 +16,11 @@ sweep: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Longer than `make test` may be: the Kimi-K2.5-shaped target through all seven notebooks.
+# Longer than `make test` may be: the Kimi-K2.5-shaped target through all seven notebooks, with both engines; a run killed at
+# KILLS random moments; a disk that fills up.
+KILLS ?= 20
 soak: $(VENV)/ready
-	$(BIN)/python -m pytest tests/soak -s
+	EAGLE3KIT_KILLS=$(KILLS) $(BIN)/python -m pytest tests/soak -s
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -89,7 +89,7 @@ def send_key(key: str) -> None:
 
 def keep_inside(store: Path) -> None:
     """Let `generate-offline-data` take only state files that lie in `store`: it moves whatever path the server names."""
-    tool = importlib.import_module("speculators.cli.generate_offline_data")
+    tool: Any = importlib.import_module("speculators.cli.generate_offline_data")
     ask = tool.generate_hidden_states_async
 
     async def ask_and_check(*args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import logging
 import sys
@@ -19,7 +20,7 @@ import psutil
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params, load_file, table
 from eagle3kit.process import terminate_like_interrupt
-from eagle3kit.rundir import Run, project_path
+from eagle3kit.rundir import Run, locked, project_path
 
 STAGES = (
     "00_preflight",
@@ -197,7 +198,8 @@ def run_command(options: argparse.Namespace) -> int:
         raise KitError("no notebook lies between --from and --to", seen=f"{options.first} .. {options.last}")
     run = Run(params, "run")
     began, worked, failed = time.monotonic(), False, False
-    with MemoryPeak() as memory:
+    alone = locked(run.path("locks", "run"), wait=False, busy=f"run {run.name} is already being worked on")
+    with alone, MemoryPeak() as memory:
         for stage in stages:
             print(f"[{stage}] started {time.strftime('%H:%M:%S')}", flush=True)
             stage_began = time.monotonic()
@@ -206,7 +208,8 @@ def run_command(options: argparse.Namespace) -> int:
             peak = round(memory.take() / 1e9, 2)
             if message is not None:
                 print(f"[{stage}] failed: {message}", flush=True)
-                run.record_failure(stage, message)
+                with contextlib.suppress(KitError):  # on a full disk the line above has to do
+                    run.record_failure(stage, message)
                 failed = True
                 break
             if run.fact(f"stage.{stage[:2]}.worked", 0) != worked_before:

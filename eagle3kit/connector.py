@@ -57,6 +57,7 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[mi
             save_file(tensors, partial)
             partial.replace(final)
         finally:
+            partial.unlink(missing_ok=True)  # of a full disk
             if lock is not None:
                 os.close(lock)
         self._req_copy_events[pending.req_id] = _Copied()

@@ -383,6 +383,10 @@ def require(checks: Sequence[Mapping[str, str]]) -> None:
         )
 
 
+STALL_S = 900
+"""Two imports and two small models: 15 s on a quiet machine."""
+
+
 def _in_a_process(command: str, folder: Path, logs: Path) -> None:
     (folder / "validation.json").unlink(missing_ok=True)
     run_tool(
@@ -390,6 +394,7 @@ def _in_a_process(command: str, folder: Path, logs: Path) -> None:
         [sys.executable, "-W", "ignore", "-m", "eagle3kit.drafter_check", command, str(folder), "--save"],
         logs,
         env={"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        stall_s=STALL_S,
         fix="read the log; `eagle3kit doctor` checks the installed packages",
     )
 

@@ -184,8 +184,11 @@ def ask(
         drafted = (reply.get("metrics") or {}).get("speculative_decoding") or {}
         return Answer(list(choice["token_ids"]), list(drafted.get("per_step_accepted") or []))
 
-    with ThreadPoolExecutor(concurrency) as pool:
+    pool = ThreadPoolExecutor(concurrency)
+    try:
         return dict(zip([question.id for question in asked], pool.map(one, asked), strict=True))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt does not wait for questions that were not asked yet
 
 
 _COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)_total\{(.*)\} ([0-9.e+]+)$")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3kit import checkpoint
 from eagle3kit import server as serving
 from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
+from eagle3kit.engine_transformers import TransformersEngine
 from eagle3kit.errors import KitError
 from eagle3kit.process import run_tool
 from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
@@ -52,8 +53,10 @@ def capture_folder(run: Run, model: str | Path, layers: Sequence[int]) -> Path:
     return run.path(CAPTURE, value_digest(choice)[:12])
 
 
-def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device: str) -> Server:
-    """A server that answers and extracts. Nothing is started until a step needs it."""
+def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device: str) -> Server | TransformersEngine:
+    """What answers and extracts, by `extraction_engine`. Nothing is started or loaded until a step needs it."""
+    if run.params.extraction_engine == "transformers":
+        return TransformersEngine(run, model, layers, device)
     store = capture_folder(run, model, layers)
     return Server(run, model, serving.extraction(layers, store, device), device)
 
@@ -61,11 +64,13 @@ def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device
 # ---- extraction
 
 
-def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, say: Callable[[int, int], None]) -> None:
+def extract(
+    run: Run, server: Server | TransformersEngine, layers: Sequence[int], hidden_size: int, say: Callable[[int, int], None]
+) -> None:
     """Bring every row's hidden states into `hidden_states/`, verified.
 
     States that the server captured while it generated the answers are taken over; what is missing is computed by speculators'
-    `generate-offline-data`. Called again it does only what is missing or damaged.
+    `generate-offline-data`, or by transformers where that is the engine. Called again it does only what is missing or damaged.
 
     Args:
         layers: vLLM layer ids, the auxiliary ones and then the last.
@@ -79,15 +84,16 @@ def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, s
     tokens = load_tokens(run)
     folder = run.path("hidden_states")
     step = run.step("hidden_states", {"data": run.digest("data", MADE_BY), "layers": list(layers)})
+    damaged = []
     if step.done:
         damaged = damaged_files(folder)
         if not damaged:
             return
-        for path in damaged:
-            path.unlink(missing_ok=True)
         step.reopen()
     with step:
         began = time.monotonic()
+        for path in damaged:
+            path.unlink(missing_ok=True)
         adopt(capture_folder(run, server.model, layers), folder, tokens)
         record: dict[str, Any] = {}
         for attempt in range(2):
@@ -103,7 +109,10 @@ def extract(run: Run, server: Server, layers: Sequence[int], hidden_size: int, s
                 )
             for index in report:
                 state_file(folder, index).unlink(missing_ok=True)
-            _generate(run, server, folder, len(rows), say)
+            if isinstance(server, TransformersEngine):
+                _compute(server, folder, tokens, say)
+            else:
+                _generate(run, server, folder, len(rows), say)
         say(len(rows), len(rows))
         files = _digests(folder, len(rows))
         write_json(folder / "files.json", files)
@@ -143,15 +152,24 @@ def adopt(captured: Path, folder: Path, tokens: Any) -> int:
     return adopted
 
 
+def _compute(engine: TransformersEngine, folder: Path, tokens: Any, say: Callable[[int, int], None]) -> None:
+    files = {state_file(folder, index): ids.tolist() for index, ids in enumerate(tokens["input_ids"])}
+    missing = {path: ids for path, ids in files.items() if not path.exists()}
+    engine.ensure()
+    engine.extract(missing, lambda done: say(len(files) - len(missing) + done, len(files)))
+
+
 def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[[int, int], None]) -> None:
     server.ensure()
     command = [*server.tool("--store", str(run.path(CAPTURE))), "generate-offline-data"]
     command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
     command += ["--concurrency", str(run.params.extraction_concurrency), "--validate-outputs", "--fail-on-error"]
 
-    def progress() -> None:
+    def progress() -> int:
         server.require_alive()
-        say(sum(1 for _ in folder.glob("hs_*.safetensors")), total)
+        done = sum(1 for _ in folder.glob("hs_*.safetensors"))
+        say(done, total)
+        return done
 
     run_tool(
         "generate-offline-data",
@@ -159,6 +177,7 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
         run.path("logs"),
         env=server.secret,
         progress=progress,
+        stall_s=run.params.stall_timeout_s,
         fix="run the notebook again: finished rows are kept",
     )
 
@@ -301,11 +320,18 @@ def statistics(run: Run) -> dict[str, Any]:
 
 
 def golden(
-    run: Run, server: Server, model: str | Path, layers: Sequence[int], eps: float, say: Callable[[str], None] = print
+    run: Run,
+    server: Server | TransformersEngine,
+    model: str | Path,
+    layers: Sequence[int],
+    eps: float,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Compare `log_softmax(lm_head(norm(h)))` of the extracted states with the serving engine's own prompt log-probabilities.
 
-    The last slot must agree; the other slots are scored the same way to show how far off a wrong layer is.
+    The last slot must agree; the other slots are scored the same way to show how far off a wrong layer is. With transformers as
+    the engine the log-probabilities come from the model that made the states: that checks layer, norm, order and files, and not
+    whether vLLM computes the same.
 
     Returns:
         `{"top1", "mae", "positions", "slots": [{"id", "top1", "mae"}]}`: share of positions with the same most likely token,
@@ -324,7 +350,8 @@ def golden(
             step.outputs = {"positions": result["positions"]}
             run.record_all(
                 {"extraction.golden_top1": (result["top1"], "share"), "extraction.golden_mae": (result["mae"], "nats")},
-                f"{result['positions']} positions of {result['sequences']} sequences against the server's prompt_logprobs",
+                f"{result['positions']} positions of {result['sequences']} sequences against the log-probabilities of "
+                + ("the transformers model that made them" if isinstance(server, TransformersEngine) else "the server"),
             )
             judge(result, run.params.golden_min_top1, run.params.golden_max_mae)  # a failed check is not finished
     result = read_json(step.folder / "golden.json", MADE_BY)
@@ -351,7 +378,7 @@ def judge(result: Mapping[str, Any], min_top1: float, max_mae: float) -> None:
     )
 
 
-def score(run: Run, server: Server, model: str | Path, layers: Sequence[int], eps: float) -> dict[str, Any]:
+def score(run: Run, server: Server | TransformersEngine, model: str | Path, layers: Sequence[int], eps: float) -> dict[str, Any]:
     """The golden check's figures; see `golden`."""
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
@@ -374,8 +401,10 @@ def score(run: Run, server: Server, model: str | Path, layers: Sequence[int], ep
     return {"top1": slots[-1]["top1"], "mae": slots[-1]["mae"], "positions": positions, "sequences": count, "slots": slots}
 
 
-def prompt_logprobs(server: Server, ids: Sequence[int]) -> list[tuple[int, float]]:
+def prompt_logprobs(server: Server | TransformersEngine, ids: Sequence[int]) -> list[tuple[int, float]]:
     """For each position but the first: the engine's most likely token before it, and the log-probability of the token there."""
+    if isinstance(server, TransformersEngine):
+        return server.prompt_logprobs(ids)
     body = {"model": server.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
     entries = server.post("/v1/completions", body)["choices"][0]["prompt_logprobs"]
     found = []

@@ -115,6 +115,9 @@ class Params(BaseModel):
     reports_dir: str = _run("reports", "", "folder that receives the rendered reports and their index", pattern=_TEXT)
     interactive: bool = _run(True, "", "false runs headless: every control is drawn as a table", aka=("headless",))
     force: bool = _run(False, "", "redo a stage whose inputs changed, over the output that is there", aka=("overwrite",))
+    stall_timeout_s: int = _run(
+        1800, "seconds", "how long a server, a tool or the trainer may go without any progress before it is ended", ge=1
+    )
     seed: int = _run(0, "", "seed of everything that draws at random", ge=0, lt=2**32)
 
     target_model: str = _target(
@@ -191,6 +194,9 @@ class Params(BaseModel):
         0.8, "share", "share of the held-out answers' tokens that the draft vocabulary must contain", ge=0, le=1
     )
 
+    extraction_engine: Literal["vllm", "transformers"] = _extraction(
+        "vllm", "", "what answers the prompts and hands out hidden states; transformers needs no vLLM, and is slower"
+    )
     extraction_concurrency: int = _extraction(16, "requests", "requests in flight while hidden states are written", ge=1)
     golden_samples: int = _extraction(
         8, "conversations", "conversations of the golden check against the target's own logits", ge=1

@@ -167,8 +167,8 @@ def counted(rows: Iterable[Row]) -> Workload:
     """The work that is left once the answers are there: their tokens, counted."""
     rows = list(rows)
     train, heldout = ([row for row in rows if row.split == split] for split in ("train", "heldout"))
-    tokens = [sum(row.length for row in split) for split in (train, heldout)]
-    return Workload(len(train), len(heldout), *tokens, sum(row.supervised for row in rows), sum(tokens), "counted")
+    learnt, kept = (sum(row.length for row in split) for split in (train, heldout))
+    return Workload(len(train), len(heldout), learnt, kept, sum(row.supervised for row in rows), learnt + kept, "counted")
 
 
 # ---- sizes

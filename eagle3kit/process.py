@@ -77,11 +77,24 @@ class Child:
         """The exit status, or None while it runs."""
         return self._process.poll()
 
-    def wait(self, progress: Callable[[], None] = lambda: None, every_s: float = 1.0) -> int:
-        """Wait for its end, calling `progress` every `every_s` seconds; ends it if interrupted. Returns the exit status."""
+    def wait(self, progress: Callable[[], object] = lambda: None, every_s: float = 1.0, *, stall_s: float) -> int:
+        """Wait for its end, calling `progress` every `every_s` seconds; ends it if interrupted. Returns the exit status.
+
+        Raises:
+            KitError: what `progress` returns has not changed for `stall_s` seconds: it, or the server it talks to, hangs.
+        """
+        seen, since = None, time.monotonic()
         try:
             while (status := self.status) is None:
-                progress()
+                if (now := progress()) != seen:
+                    seen, since = now, time.monotonic()
+                elif time.monotonic() - since > stall_s:
+                    raise KitError(
+                        f"{self.name} has come no further for {stall_s:.0f} s",
+                        seen=f"at the end of {self.log}: {self.tail(3)}",
+                        wanted="some progress within that time (stall_timeout_s)",
+                        fix="run the notebook again: it goes on where it stopped; or raise stall_timeout_s",
+                    )
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(every_s)
             progress()
@@ -125,16 +138,17 @@ def run_tool(
     logs: Path,
     *,
     env: Mapping[str, str] | None = None,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[], object] = lambda: None,
+    stall_s: float,
     fix: str,
 ) -> Child:
-    """Run a command to its end.
+    """Run a command to its end; see `Child.wait`.
 
     Raises:
-        KitError: it ended with another status than 0; the message carries the end of its log and `fix`.
+        KitError: it hangs, or it ended with another status than 0; the message carries the end of its log and `fix`.
     """
     child = Child(name, command, logs, env)
-    status = child.wait(progress)
+    status = child.wait(progress, stall_s=stall_s)
     if status != 0:
         signalled = f"was ended by {signal.Signals(status - 128).name}" if status > 128 else f"ended with status {status}"
         raise KitError(f"{name} {signalled}", seen=f"at the end of {child.log}: {child.tail()}", fix=fix)

@@ -5,6 +5,7 @@
         notebooks/    executed notebooks
         figures/      pictures for the report
         logs/         logs of servers and tools
+        locks/        which process works on a step
         facts.json    {name: {"value", "unit", "stage", "source"}}
 
 A step writes into its own folder and its manifest last. Started again with the same inputs it does nothing; with other inputs
@@ -57,10 +58,14 @@ def write_atomic(path: Path, data: str | bytes) -> Path:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise KitError(
-            f"cannot write {path}", seen=error.strerror or str(error), fix="free disk space, or set runs_dir to another disk"
-        ) from error
+        raise cannot_write(path, error) from error
     return path
+
+
+def cannot_write(path: Path, error: OSError) -> KitError:
+    """The error to raise when the system refuses a write: as a rule the disk is full."""
+    fix = "free disk space, or set runs_dir to another disk"
+    return KitError(f"cannot write {path}", seen=error.strerror or str(error), fix=fix)
 
 
 def write_json(path: Path, value: Json) -> Path:
@@ -97,15 +102,21 @@ def value_digest(value: Json) -> str:
 def locked(path: Path, *, wait: bool, busy: str) -> Iterator[None]:
     """Hold an exclusive lock on `path`. The kernel lets go of it when the process ends, however it ends.
 
+    The file says which process has it: `flock` alone tells nobody whom to wait for.
+
     Raises:
         KitError: another process holds it and `wait` is false; `busy` says what that process is doing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise KitError(busy, fix="wait for it, stop it, or choose another run_name") from None
+            owner = path.read_text() or "unknown"
+            raise KitError(busy, seen=f"process {owner}", fix="wait for it, stop it, or choose another run_name") from None
+        with contextlib.suppress(OSError):  # a full disk must not keep the step from saying so itself
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
         yield
 
 
@@ -137,9 +148,7 @@ class Step:
         self.state = "resume"
 
     def __enter__(self) -> Step:
-        self._lock = locked(
-            self.folder / ".lock", wait=False, busy=f"another process is working on step {self.name} of run {self.run.name}"
-        )
+        self._lock = self.run.lock(self.name)
         self._lock.__enter__()
         write_json(self.folder / "started.json", {"inputs": self.inputs})
         self._began = time.monotonic()
@@ -212,10 +221,20 @@ class Run:
                     wanted=_short(wanted.get(key)),
                     fix="set force: true to do it again, or choose another run_name",
                 )
-        if folder.exists():  # forced, or files without a record: nothing there can be trusted
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        with self.lock(name):
+            if folder.exists():  # forced, or files without a record: nothing there can be trusted
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
         return Step(self, name, folder, wanted, "fresh")
+
+    def lock(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """The right to write into the step `name`. It lies outside the step's folder, which `force` deletes.
+
+        Raises:
+            KitError: another process has it; names the process.
+        """
+        path = self.path("locks", name.replace("/", "."))
+        return locked(path, wait=False, busy=f"another process is working on step {name} of run {self.name}")
 
     def manifest(self, name: str, made_by: str) -> dict[str, Json]:
         """The manifest of a finished step.

@@ -6,6 +6,8 @@ with hidden-state extraction. Only the last part of the command line differs bet
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -23,13 +25,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from eagle3kit import access
+import psutil
+
+from eagle3kit import access, supervise
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run
 
 LOOPBACK = "127.0.0.1"
+PORTS_TRIED = 3
+"""A port that was free when it was chosen can be taken before the server, which imports for a while first, listens on it."""
 
 
 @dataclass(frozen=True)
@@ -235,12 +241,16 @@ class Server(AbstractContextManager["Server"]):
         Raises:
             KitError: it ended, or did not answer within `serve_start_timeout_s`.
         """
-        child = self._started()
         limit = self.run.params.serve_start_timeout_s
-        told = 0.0
+        told, ports_left = 0.0, PORTS_TRIED - 1
         while not self.healthy():
-            waited = time.monotonic() - self._began
+            child, waited = self._started(), time.monotonic() - self._began
             if child.status is not None:
+                if ports_left and "address already in use" in child.log.read_text(errors="replace").lower():
+                    self._say(f"  port {self.port} was taken meanwhile: trying another")
+                    ports_left -= 1
+                    self.begin()
+                    continue
                 raise KitError(
                     f"the vLLM server '{self.engine.name}' ended while starting",
                     seen=self.explain(),
@@ -276,12 +286,21 @@ class Server(AbstractContextManager["Server"]):
             )
 
     def healthy(self) -> bool:
-        """Whether it answers its health check."""
+        """Whether it answers its health check: it, and not somebody else's server on the same port."""
         try:
             with self._open("/health", 2) as reply:
-                return bool(reply.status == 200)
-        except OSError:
+                return bool(reply.status == 200) and self._listens()
+        except (OSError, http.client.HTTPException):
             return False
+
+    def _listens(self) -> bool:
+        session = self._started().session
+        for pid in supervise.session_members(session) if session else []:
+            with contextlib.suppress(psutil.Error):
+                open_here = psutil.Process(pid).net_connections()
+                if any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.port for one in open_here):
+                    return True
+        return False
 
     def explain(self) -> str:
         """Why it ended, as far as its log says: the last line that names an error."""
@@ -290,14 +309,14 @@ class Server(AbstractContextManager["Server"]):
         errors = [line.split("] ")[-1].strip() for line in lines if named.search(line) and "WARNING" not in line]
         return errors[-1][:400] if errors else self._started().tail(3)
 
-    def post(self, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a JSON request and return the JSON reply.
 
         Raises:
-            KitError: the server is gone or refuses the request.
+            KitError: the server is gone, refuses the request, or has not answered within `stall_timeout_s`.
         """
         try:
-            with self._open(path, timeout_s, json.dumps(body).encode()) as reply:
+            with self._open(path, self.run.params.stall_timeout_s, json.dumps(body).encode()) as reply:
                 answer: dict[str, Any] = json.load(reply)
                 return answer
         except urllib.error.HTTPError as error:
@@ -306,18 +325,29 @@ class Server(AbstractContextManager["Server"]):
                 seen=f"{error.code} {error.read()[:300].decode(errors='replace')}",
                 fix=f"read {self._child.log if self._child else 'its log'}",
             ) from None
-        except OSError as error:
-            raise KitError(
-                f"the server '{self.engine.name}' does not answer {path}",
-                seen=error,
-                fix="run the notebook again: it goes on where it stopped",
-            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(path, error) from None
 
     def metrics(self) -> str:
-        """The counters, in Prometheus' text form."""
-        with self._open("/metrics", 30) as reply:
-            text: str = reply.read().decode()
-            return text
+        """The counters, in Prometheus' text form.
+
+        Raises:
+            KitError: the server is gone, or has not answered within `stall_timeout_s`.
+        """
+        try:
+            with self._open("/metrics", self.run.params.stall_timeout_s) as reply:
+                text: str = reply.read().decode()
+                return text
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent("/metrics", error) from None
+
+    def _silent(self, path: str, error: Exception) -> KitError:
+        return KitError(
+            f"the server '{self.engine.name}' does not answer {path}",
+            seen=error,
+            wanted=f"an answer within {self.run.params.stall_timeout_s} s (stall_timeout_s)",
+            fix="run the notebook again: it goes on where it stopped",
+        )
 
     def stop(self) -> None:
         """End it. Harmless when it has ended already."""

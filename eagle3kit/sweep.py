@@ -35,6 +35,7 @@ from eagle3kit.errors import KitError
 from eagle3kit.evaluate import MADE_BY, Question
 from eagle3kit.rundir import Json, Run, Step, file_digest, project_path, read_json, value_digest, write_atomic, write_json
 from eagle3kit.server import Engine, Server
+from eagle3kit.speedup import hardware_presets
 from eagle3kit.target import describe, local_folder
 
 CURVE = tuple(range(1, 9))
@@ -302,7 +303,7 @@ def estimate(run: Run, cells: Sequence[Cell]) -> tuple[float, float]:
     """
     p = run.params
     missing = [cell for cell in cells if not cell.step.done]
-    about, hardware = describe(p.target_model, p.target_revision)[0], plan.hardware_presets()[p.hardware]
+    about, hardware = describe(p.target_model, p.target_revision)[0], hardware_presets()[p.hardware]
     one = plan.generation_rate(about, hardware, p, p.eval_speed_concurrency)[0]
     measured = float(run.fact("speed.none.tokens_per_s"))
     engines = {engine for cell in missing for engine in cell.engines}

@@ -840,6 +840,10 @@ def _build_tiny(root: Path, params: Params, dtype: tiny.DType, say: Callable[[st
     return str(check_folder(folder)), f"the kit's own miniature, random weights with seed {params.seed}, {dtype}"
 
 
+MAKE_LIMIT_S = 1800
+"""A conversion takes 35 s on a quiet machine."""
+
+
 def _make(folder: Path, arguments: list[str], params: Params) -> None:
     """Let a process of its own fill `folder`: under a temporary name, renamed when complete. The caller holds the lock.
 
@@ -855,7 +859,15 @@ def _make(folder: Path, arguments: list[str], params: Params) -> None:
     if params.threads:
         env["OMP_NUM_THREADS"] = str(params.threads)
     command = [sys.executable, "-W", "ignore", "-m", "eagle3kit.target", arguments[0], *arguments[1:], "--dest", str(partial)]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(command, env=env, check=False, timeout=MAKE_LIMIT_S, **quiet)
+    except subprocess.TimeoutExpired:
+        raise KitError(
+            f"the target could not be made ({arguments[0]})",
+            wanted=f"at most {MAKE_LIMIT_S} s",
+            fix="free the machine, and run again",
+        ) from None
     if done.returncode:
         shutil.rmtree(partial, ignore_errors=True)
         lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -7,13 +7,15 @@ checkpoints/log.jsonl     its metrics, one line a step
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +157,10 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
     if not step.done:
         hidden_states.require_intact(run)
         with step:
-            began = time.monotonic()
+            began, earlier_s = time.monotonic(), seconds_of_parts(log)
             drop_unfinished(step.folder)
             child = Child("trainer", command(run, model, device), run.path("logs"), _environment(run, device))
-            status = child.wait(lambda: watch(read_log(log)), every_s=2)
+            status = child.wait(partial(_look, log, watch), every_s=2, stall_s=run.params.stall_timeout_s)
             if status != 0:
                 raise KitError(
                     f"the trainer ended with status {status}",
@@ -167,7 +169,7 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
                 )
             seconds = time.monotonic() - began
             require_finished(last_checkpoint(step.folder), run.params.train_epochs)
-            _record(run, read_log(log), seconds)
+            _record(run, read_log(log), seconds + earlier_s)
             _choose(run, step, read_log(log))
     elif best_checkpoint(step.folder, read_log(log), run.params.train_best_by).name != step.outputs["checkpoint"]:
         with step:  # train_best_by has changed
@@ -186,6 +188,17 @@ def _choose(run: Run, step: Step, log: Sequence[dict[str, Any]]) -> None:
             facts["train.simulated_al"] = (round(simulated_al(row["cond"]), 4), "tokens/forward")
             source = f"teacher-forced on the held-out rows, draft vocabulary, after epoch {int(best.name) + 1}, which is served"
             run.record_all(facts, source)
+
+
+def _look(log: Path, watch: Callable[[list[dict[str, Any]]], None]) -> tuple[int, int]:
+    rows = read_log(log)
+    watch(rows)
+    return len(rows), log.stat().st_size if log.exists() else 0
+
+
+def seconds_of_parts(log: Path) -> float:
+    """How long a training has run in all its parts so far, those that were killed included; up to the last line of each."""
+    return sum({row.get("part"): float(row.get("time", 0)) for row in _lines(log) if "part" in row}.values())
 
 
 def _environment(run: Run, device: str) -> dict[str, str]:
@@ -212,9 +225,6 @@ def drop_unfinished(folder: Path) -> None:
 def _state(checkpoint: Path) -> dict[str, Any] | None:
     path = checkpoint / "training_state.json"
     try:
-        weights = (checkpoint / "model.safetensors").stat().st_mtime_ns
-        if path.stat().st_mtime_ns < weights:  # a later save over this one was cut short
-            return None
         state: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
@@ -284,15 +294,14 @@ def drafter_folder(run: Run) -> Path:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The trainer's metrics. A resumed training repeats steps: the last line of a step counts."""
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    if path.exists():
-        for line in path.read_bytes().splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # the line being written just now
-                continue
-            rows[row["split"], row["step"]] = row
+    rows = {(row["split"], row["step"]): row for row in _lines(path)}
     return sorted(rows.values(), key=lambda row: (row["step"], row["split"]))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):  # the line being written just now, or cut short by a kill
+            yield json.loads(line)
 
 
 def simulated_al(cond: Sequence[float]) -> float:
@@ -307,14 +316,14 @@ def _record(run: Run, log: Sequence[dict[str, Any]], seconds: float) -> None:
     steps = [row for row in log if row["split"] == "train"]
     if not steps:
         raise KitError("the trainer logged no step", fix=f"read {run.path('logs', 'trainer.log')}")
-    gaps = sorted(b["time"] - a["time"] for a, b in itertools.pairwise(steps))
+    gaps = sorted(b["time"] - a["time"] for a, b in itertools.pairwise(steps) if a.get("part") == b.get("part"))
     facts: dict[str, tuple[Any, str]] = {
         "train.steps": (len(steps), "steps"),
         "train.seconds_per_step": (round(gaps[len(gaps) // 2], 4) if gaps else None, "s (median)"),
         "train.final_loss": (steps[-1]["loss"], "nats"),
         "time.train_s": (round(seconds, 1), "s"),
     }
-    run.record_all(facts, "checkpoints/log.jsonl")
+    run.record_all(facts, "checkpoints/log.jsonl, over all parts of an interrupted training")
 
 
 # ---- for the notebook

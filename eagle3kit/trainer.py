@@ -21,17 +21,22 @@ if TYPE_CHECKING:
     import torch
 
 
+_BEGAN = time.monotonic()
+
+
 class JsonLines(logging.Handler):
     """Writes each record of the `speculators.metrics` logger as one line of JSON.
 
-    A line: `{"split", "step", "epoch", "loss", "acc", "cond", "lr", "tokens_per_s", "time"}`; `acc[i]` is the share of positions
-    where the draft of TTT step i is the target's most likely token, `cond[i]` the same where all earlier steps were right.
+    A line: `{"split", "step", "epoch", "loss", "acc", "cond", "lr", "tokens_per_s", "part", "time"}`; `acc[i]` is the share of
+    positions where the draft of TTT step i is the target's most likely token, `cond[i]` the same where all earlier steps were
+    right. `part` names the process, `time` is its age in seconds: the clock on the wall may be set back.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", buffering=1)
+        self._part = os.urandom(4).hex()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -40,7 +45,9 @@ class JsonLines(logging.Handler):
             return
         for split in ("train", "val"):
             if isinstance(metrics := message.get(split), dict):
-                self._file.write(json.dumps(row_of(split, metrics, message, getattr(record, "step", None))) + "\n")
+                row = row_of(split, metrics, message, getattr(record, "step", None))
+                row |= {"part": self._part, "time": round(time.monotonic() - _BEGAN, 2)}
+                self._file.write(json.dumps(row) + "\n")
 
 
 def row_of(split: str, metrics: dict[str, float], message: dict[str, Any], step: int | None) -> dict[str, Any]:
@@ -63,7 +70,6 @@ def row_of(split: str, metrics: dict[str, float], message: dict[str, Any], step:
         "cond": series("cond_acc"),
         "lr": lr if not isinstance(lr, dict) else next(iter(lr.values())),
         "tokens_per_s": round((message.get("profile") or {}).get("tokens_per_s", 0.0), 1),
-        "time": round(time.time(), 2),
     }
 
 
@@ -134,7 +140,24 @@ def main(arguments: list[str]) -> None:
     from speculators.train.config import TrainConfig
 
     write_metrics(cli, own.metrics)
+    unmark_before_saving(cli.Trainer)
     cli.main(TrainConfig.resolve([item for item in rest if item != "--"]))
+
+
+def unmark_before_saving(trainer: Any) -> None:
+    """Have a trainer class delete a checkpoint's `training_state.json` before it saves over that checkpoint.
+
+    It writes that file last. With the old one out of the way, a checkpoint that has one is whole, whatever was killed meanwhile
+    and whatever the files' dates say.
+    """
+    save = trainer.maybe_save_checkpoint
+
+    def unmark_and_save(self: Any, epoch: int | str, local_step: int = 0) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            self._training_state_path(epoch).unlink(missing_ok=True)
+        save(self, epoch, local_step)
+
+    trainer.maybe_save_checkpoint = unmark_and_save
 
 
 def write_metrics(cli: Any, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line: bad input is one line, and a stage that fails is reported."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from eagle3kit import cli
 from eagle3kit.params import Params
-from eagle3kit.rundir import Run
+from eagle3kit.rundir import Run, locked
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,3 +86,10 @@ def test_memory_of_children_is_counted() -> None:
             memory._stop.wait(0.05)
         child.kill()
     assert memory.highest > 3e8
+
+
+def test_a_second_run_on_the_same_folder_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> None:
+    with locked(tmp_path / "local" / "locks" / "run", wait=False, busy=""):
+        done = call("run", "params/local.yaml", "-p", "runs_dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"run local is already being worked on; seen process {os.getpid()};" in done.stderr

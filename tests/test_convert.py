@@ -32,6 +32,7 @@ from eagle3kit import cli, convert
 from eagle3kit import target as targets
 from eagle3kit.drafter import AUX
 from eagle3kit.errors import KitError
+from eagle3kit.params import Params
 
 
 @pytest.fixture
@@ -466,7 +467,12 @@ def test_an_imported_drafter_may_have_an_output_matrix_of_its_own_but_no_other_e
 ) -> None:
     looked_up: list[object] = []
     found = targets.materialize
-    monkeypatch.setattr(targets, "materialize", lambda params: looked_up.append(params) or found(params))
+
+    def look_up(params: Params) -> tuple[str, str]:
+        looked_up.append(params)
+        return found(params)
+
+    monkeypatch.setattr(targets, "materialize", look_up)
     (tmp_path / "params.yaml").write_text(f"target_model: {target}")
     edit_weights(flat, lambda w: w["lm_head.weight"].neg_())
     assert cli.main(["import", str(tmp_path / "params.yaml"), str(flat), str(tmp_path / "back")]) == 0

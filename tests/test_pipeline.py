@@ -15,36 +15,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from pipeline import BIN, ROOT, Pipeline, wait_for
+from pipeline import BIN, ROOT, SMALL, Pipeline, wait_for
 from safetensors.torch import load_file
 
-PARAMS = """
-run_name: test
-runs_dir: {folder}/runs
-reports_dir: {folder}/reports
-interactive: false
-target_model: smollm2-135m
-data_train_prompts: 40
-data_heldout_prompts: 10
-data_max_response_tokens: 24
-data_seq_length: 256
-data_concurrency: 16
-drafter_norm_before_residual: false
-drafter_norm_before_fc: false
-drafter_norm_output: false
-draft_vocab_size: 2048
-vocab_min_coverage: 0.5
-golden_samples: 3
-train_epochs: 2
-train_lr: 0.01
-train_pack_tokens: 256
-eval_max_tokens: 16
-eval_concurrency: 8
-eval_speed_prompts: 2
-serve_max_num_seqs: 16
-serve_kv_cache_gb: 1
-device: cpu
-"""
+from eagle3kit import target
+from eagle3kit.hidden_states import head_and_norm
+
+PARAMS = SMALL.replace("{name}", "test")
 
 EXTRACTED = ("data.rows", "data.dropped", "data.train_tokens", "data.train_supervised_tokens", "extraction.tokens")
 
@@ -84,14 +61,19 @@ def test_sigkill_in_the_middle_of_extraction_leaves_nothing(pipeline: Pipeline) 
     assert not (pipeline.root / "data" / "manifest.json").exists()
 
 
-def test_a_killed_server_fails_the_stage_in_one_line_and_is_reported(pipeline: Pipeline) -> None:
+def workers(pipeline: Pipeline) -> list[psutil.Process]:
+    """The processes in which vLLM runs the model, by the titles it gives them; children of the server that the kit started."""
+    below = [child for server in server_pids(pipeline) for child in server.children(recursive=True)]
+    named = {title: [p for p in below if title in " ".join(p.cmdline())] for title in ("VLLM::Worker", "VLLM::EngineCore")}
+    return named["VLLM::Worker"] or named["VLLM::EngineCore"]
+
+
+def test_a_killed_worker_of_the_server_fails_the_stage_in_one_line_and_is_reported(pipeline: Pipeline) -> None:
     kept = {row["id"]: row["input_ids"] for row in pipeline.answers()}
     before = len(pipeline.output.read_text())
     process = pipeline.start("--from", "03_extract_hidden_states")
     assert wait_for(lambda: len(pipeline.answers()) > len(kept) + 4 or process.poll() is not None, 400)
-    for server in server_pids(pipeline):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            server.kill()
+    workers(pipeline)[0].kill()
     assert process.wait(300) == 1
     assert pipeline.nothing_left()
     output = pipeline.output.read_text()[before:]
@@ -297,6 +279,38 @@ def test_an_interrupted_run_has_the_facts_of_an_undisturbed_one(pipeline: Pipeli
     tokens = [{row["id"]: row["input_ids"] for row in each.answers()} for each in (other, pipeline)]
     same = sum(tokens[0][name] == tokens[1][name] for name in tokens[0])
     assert same >= 0.95 * len(tokens[0])  # another batch can turn a tie between two tokens
+
+
+def test_both_engines_give_the_same_rows_and_states(pipeline: Pipeline) -> None:
+    """The same notebook without vLLM; then, row by row, its tokens and hidden states against those that vLLM made."""
+    changes = "run_name: transformers\nextraction_engine: transformers"
+    other = pipeline.beside("transformers", PARAMS.format(folder=pipeline.folder).replace("run_name: test", changes))
+    status, output = other.run("--from", "03_extract_hidden_states", "--to", "03_extract_hidden_states")
+    assert status == 0, output[-3000:]
+    assert not (other.root / "logs" / "server_extraction.log").exists()
+    assert (other.facts()["extraction.engine"], pipeline.facts()["extraction.engine"]) == ("transformers", "vllm")
+    assert other.facts()["extraction.golden_top1"] == 1
+    runs = [
+        {row["id"]: i for i, row in enumerate(json.loads((r.root / "data/rows.json").read_text())["rows"])}
+        for r in (pipeline, other)
+    ]
+    assert runs[0].keys() == runs[1].keys()
+    pairs = [
+        [
+            load_file(r.root / "hidden_states" / f"hs_{rows[name]}.safetensors")
+            for r, rows in zip((pipeline, other), runs, strict=True)
+        ]
+        for name in runs[0]
+    ]
+    same = [(a["hidden_states"], b["hidden_states"]) for a, b in pairs if torch.equal(a["token_ids"], b["token_ids"])]
+    assert len(same) >= 0.95 * len(pairs)  # a tie between two tokens may go either way
+    apart = torch.stack([((a - b).norm(dim=2) / b.norm(dim=2)).amax(0) for a, b in same]).amax(0)
+    head, norm = head_and_norm(next(target.cache_folder().glob("smollm2-135m-*")))
+    best = [[(torch.nn.functional.rms_norm(x[:, -1], norm.shape, norm, 1e-5) @ head.T).argmax(-1) for x in ab] for ab in same]
+    agree = sum(int((a == b).sum()) for a, b in best) / sum(len(a) for a, _ in best)
+    print(f"\n{len(same)} of {len(pairs)} rows equal; largest relative difference by layer {apart.tolist()}; top-1 {agree:.4f}")
+    assert float(apart.max()) < 1e-3
+    assert agree >= 0.999
 
 
 def test_other_parameters_are_refused_by_name(pipeline: Pipeline) -> None:

@@ -94,12 +94,27 @@ def test_a_record_of_another_process_with_the_same_pid_is_left_alone(tmp_path: P
 
 def test_run_tool_tells_the_end_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(KitError, match="tool ended with status 3; seen .* it went wrong; fix: mend it"):
-        run_tool("tool", [sys.executable, "-c", "print('it went wrong'); exit(3)"], tmp_path, fix="mend it")
+        run_tool("tool", [sys.executable, "-c", "print('it went wrong'); exit(3)"], tmp_path, stall_s=60, fix="mend it")
 
 
 def test_run_tool_names_a_signal(tmp_path: Path) -> None:
     with pytest.raises(KitError, match="tool was ended by SIGKILL"):
-        run_tool("tool", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path, fix="")
+        run_tool("tool", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path, stall_s=60, fix="")
+
+
+def test_a_tool_without_progress_is_ended_and_the_message_says_what_was_waited_for(tmp_path: Path) -> None:
+    code = "import time; print('asking the server', flush=True); time.sleep(99)"
+    steps = iter([1, 2, *[3] * 999])
+    with pytest.raises(KitError, match=r"tool has come no further for 2 s; seen .* asking the server; .*stall_timeout_s"):
+        run_tool("tool", [sys.executable, "-c", code], tmp_path, progress=lambda: next(steps), stall_s=2, fix="")
+    assert not (tmp_path / "tool.pid").exists()
+
+
+def test_a_tool_that_comes_further_may_take_its_time(tmp_path: Path) -> None:
+    code = "import time; time.sleep(3)"
+    began = time.monotonic()
+    run_tool("tool", [sys.executable, "-c", code], tmp_path, progress=time.monotonic, stall_s=1, fix="")
+    assert time.monotonic() - began > 2
 
 
 def test_an_error_in_progress_ends_the_tool(tmp_path: Path) -> None:
@@ -108,5 +123,5 @@ def test_an_error_in_progress_ends_the_tool(tmp_path: Path) -> None:
 
     began = time.monotonic()
     with pytest.raises(KitError, match="enough"):
-        run_tool("tool", [sys.executable, "-c", "import time; time.sleep(99)"], tmp_path, progress=fail, fix="")
+        run_tool("tool", [sys.executable, "-c", "import time; time.sleep(99)"], tmp_path, progress=fail, stall_s=60, fix="")
     assert time.monotonic() - began < 30

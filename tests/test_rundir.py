@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,35 @@ def test_a_folder_without_a_record_is_not_trusted(run: Run) -> None:
 def test_two_processes_cannot_work_on_one_step(run: Run) -> None:
     with run.step("data", {"n": 1}), pytest.raises(KitError, match="another process"), again(run).step("data", {"n": 1}):
         pass
+
+
+HOLD = """
+import sys
+from eagle3kit.params import Params
+from eagle3kit.rundir import Run
+with Run(Params(run_name="unit", runs_dir=sys.argv[1]), "03").step("data", {"n": 1}):
+    print("working", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_second_process_is_refused_by_the_pid_of_the_first_and_deletes_nothing(run: Run, force: bool) -> None:
+    line = [sys.executable, "-c", HOLD, run.params.runs_dir]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "working\n"
+        stray = run.path("data", "half")
+        stray.touch()
+        with (
+            pytest.raises(KitError, match=f"another process is working on step data of run unit; seen process {other.pid};"),
+            again(run, force=force).step("data", {"n": 2 if force else 1}),
+        ):
+            pass
+        assert stray.exists()
+        other.kill()
+    with again(run).step("data", {"n": 1}) as step:  # the lock ends with its process
+        assert step.state == "resume"
 
 
 def test_digest_follows_inputs_and_outputs_only(run: Run) -> None:

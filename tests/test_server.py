@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -102,7 +103,64 @@ def test_a_server_that_does_not_come_up_is_ended(run: Run, monkeypatch: pytest.M
     assert server._started().status is not None
 
 
+LISTEN = """
+import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def listening(run: Run, monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> Server:
+    """A server that does nothing but listen, on the given ports one after the other."""
+    following = iter(ports)
+    monkeypatch.setattr(serving, "free_port", lambda: next(following))
+    monkeypatch.setattr(serving, "command", lambda _p, _m, _e, port, _d: [sys.executable, "-c", LISTEN, str(port)])
+    return Server(run, "m", serving.plain(), "cpu", say=lambda _: None)
+
+
+def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(
+    run: Run, monkeypatch: pytest.MonkeyPatch, answering: Server
+) -> None:
+    free = serving.free_port()
+    with listening(run, monkeypatch, [answering.port, free]) as server:
+        assert server.port == free
+        assert server.healthy()
+
+
+def test_ports_are_not_tried_for_ever(run: Run, monkeypatch: pytest.MonkeyPatch, answering: Server) -> None:
+    with pytest.raises(KitError, match="ended while starting; seen .*ddress already in use"):
+        listening(run, monkeypatch, [answering.port] * 9).ensure()
+
+
+def test_somebody_elses_server_on_the_port_is_not_taken_for_ours(
+    run: Run, monkeypatch: pytest.MonkeyPatch, answering: Server
+) -> None:
+    slow = Run(run.params.replace(serve_start_timeout_s=2), run.stage)
+    server = broken(slow, monkeypatch, "import time; time.sleep(99)")
+    monkeypatch.setattr(serving, "free_port", lambda: answering.port)
+    with pytest.raises(KitError, match="not ready in time"):
+        server.ensure()
+
+
+def test_a_server_that_hangs_is_waited_for_no_longer_than_said(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
+        server = Server(Run(run.params.replace(stall_timeout_s=1), run.stage), "m", serving.plain(), "cpu")
+        server.port = silent.getsockname()[1]
+        for ask in (lambda: server.post("/v1/completions", {}), server.metrics):
+            with pytest.raises(
+                KitError, match=r"does not answer /\S+; seen timed out; wanted an answer within 1 s \(stall_timeout_s\)"
+            ):
+                ask()
+        assert not server.healthy()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200 if self.path == "/good" else 400)

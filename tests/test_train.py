@@ -1,7 +1,9 @@
 """The trainer's command line, its log, and checkpoints that a kill cut short."""
 
 import json
+import logging
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from eagle3kit import compat, train
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
-from eagle3kit.trainer import orthogonalize, row_of
+from eagle3kit.trainer import JsonLines, orthogonalize, row_of, unmark_before_saving
 
 
 def test_simulated_al_is_the_formula() -> None:
@@ -58,6 +60,18 @@ def test_metrics_of_both_splits_become_rows() -> None:
     assert (row["loss"], row["step"], row["epoch"], row["lr"], row["tokens_per_s"]) == (3.0, 7, 1, 1e-3, 700.0)
     row = row_of("val", {f"{name}_epoch": value for name, value in metrics.items()}, {"epoch": 1}, 7)
     assert (row["loss"], row["acc"], row["lr"]) == (3.0, [0.4, 0.2], None)
+
+
+def test_each_line_of_the_log_has_its_process_and_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: -1e9)  # a clock set back
+    for step in (1, 2):
+        handler = JsonLines(tmp_path / "log.jsonl")
+        record = logging.LogRecord("m", 20, "", 0, "", None, None)
+        record.msg, record.step = {"train": {"loss": 1.0}}, step  # type: ignore[assignment,attr-defined]
+        handler.emit(record)
+    first, second = train.read_log(tmp_path / "log.jsonl")
+    assert first["part"] != second["part"]
+    assert 0 <= first["time"] <= second["time"]
 
 
 def test_the_log_keeps_the_last_line_of_a_step_and_ignores_half_a_line(tmp_path: Path) -> None:
@@ -108,11 +122,47 @@ def test_an_epoch_that_was_saved_but_not_validated_is_trained_again(tmp_path: Pa
     assert train.last_checkpoint(tmp_path).name == "0"
 
 
-def test_a_save_over_an_older_one_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
+def test_a_save_over_an_older_checkpoint_takes_back_its_mark_first(tmp_path: Path) -> None:
+    """Whatever is killed while it saves: the older save's mark must not vouch for the newer one's half."""
+
+    class Trainer:
+        def _training_state_path(self, epoch: int) -> Path:
+            return tmp_path / str(epoch) / "training_state.json"
+
+        def maybe_save_checkpoint(self, epoch: int, local_step: int = 0) -> None:
+            raise KeyboardInterrupt
+
     path = checkpoint(tmp_path, 0, local_step=7)
-    os.utime(path / "model.safetensors", (2e9, 2e9))
+    unmark_before_saving(Trainer)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer().maybe_save_checkpoint(0, 14)
     train.drop_unfinished(tmp_path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("date", [1e9, 4e9])
+def test_a_clock_that_was_set_drops_no_checkpoint(tmp_path: Path, date: float) -> None:
+    path = checkpoint(tmp_path, 0, local_step=7)
+    os.utime(path / "model.safetensors", (date, date))
+    train.drop_unfinished(tmp_path)
+    assert path.exists()
+
+
+def test_durations_come_from_the_age_of_each_process(run: Run) -> None:
+    """Three parts of one training, two of them killed; the step that was repeated counts in time, and once as a step."""
+    parts = {"a": [(1, 11.0), (2, 13.0), (3, 15.0)], "b": [(3, 30.0)], "c": [(3, 10.0), (4, 12.0), (5, 14.0)]}
+    lines = [
+        {"split": "train", "step": step, "epoch": 0, "loss": 1.0, "acc": [], "cond": [], "part": part, "time": time}
+        for part, steps in parts.items()
+        for step, time in steps
+    ]
+    log = run.path("checkpoints", "log.jsonl")
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"split": "tr')
+    assert train.seconds_of_parts(log) == 15 + 30 + 14
+    train._record(run, train.read_log(log), train.seconds_of_parts(log))
+    assert run.fact("train.steps") == 5
+    assert run.fact("train.seconds_per_step") == 2
+    assert run.fact("time.train_s") == 59
 
 
 def test_training_that_was_asked_to_stop_is_not_finished(tmp_path: Path) -> None:
@@ -237,7 +287,7 @@ def test_compat_looks_for_the_options_of_this_command_line(tmp_path: Path) -> No
     }
 
 
-def trained(tmp_path: Path, **changes: object) -> tuple[Run, Path, Path]:
+def finished(tmp_path: Path, **changes: object) -> tuple[Run, Path, Path]:
     """A run with a finished training, its target's folder and its drafter's."""
     target = write_target(tmp_path / "target")
     run = Run(Params(run_name="unit", runs_dir=str(tmp_path), **changes), "05_train")
@@ -251,7 +301,7 @@ def trained(tmp_path: Path, **changes: object) -> tuple[Run, Path, Path]:
 
 
 def test_a_drafter_that_kept_what_is_the_targets_passes(tmp_path: Path) -> None:
-    run, target, _ = trained(tmp_path)
+    run, target, _ = finished(tmp_path)
     assert [row["found"] for row in train.check(run, target)][2:] == [
         "200 of 200 rows equal, in float32",
         "50 of 50 rows equal, in float32",
@@ -261,14 +311,14 @@ def test_a_drafter_that_kept_what_is_the_targets_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["embed_tokens.weight", "lm_head.weight"])
 def test_a_frozen_weight_that_changed_stops_the_run(tmp_path: Path, name: str) -> None:
-    run, target, drafter = trained(tmp_path)
+    run, target, drafter = finished(tmp_path)
     edit_weights(drafter, lambda weights: weights[name][7].neg_())
     with pytest.raises(KitError, match=f"not so: {name} is the target's.*rows equal.*fix: run 05_train"):
         train.check(run, target)
 
 
 def test_output_rows_of_a_parent_may_be_its_own_and_its_embeddings_not(tmp_path: Path) -> None:
-    run, target, drafter = trained(tmp_path, train_from="parent")
+    run, target, drafter = finished(tmp_path, train_from="parent")
     edit_weights(drafter, lambda weights: weights["lm_head.weight"].neg_())
     assert "0 of 50 rows equal, in float32" in [row["found"] for row in train.check(run, target)]
     edit_weights(drafter, lambda weights: weights["embed_tokens.weight"].neg_())

@@ -69,6 +69,26 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny: Pipeline) -> None:
     assert tiny.facts()["advice.speculate"] == said["advice"]
 
 
+def test_without_vllm_the_same_target_goes_through_training(tiny: Pipeline) -> None:
+    """A wrapper with MLA and experts, read by transformers: notebooks 03 to 05; then its states against vLLM's for equal rows."""
+    params = yaml.safe_load(tiny.file.read_text()) | {"run_name": "transformers", "extraction_engine": "transformers"}
+    other = tiny.beside("transformers", yaml.safe_dump(params))
+    status, output = other.run("--to", "05_train")
+    assert status == 0, output[-3000:]
+    assert other.facts()["extraction.golden_top1"] >= 0.99
+    assert other.facts()["train.steps"] == tiny.facts()["train.steps"]
+    states = [[load_file(path) for path in sorted((run.root / "hidden_states").glob("hs_*"))] for run in (tiny, other)]
+    same = [
+        (a["hidden_states"], b["hidden_states"])
+        for a, b in zip(*states, strict=True)
+        if torch.equal(a["token_ids"], b["token_ids"])
+    ]
+    apart = torch.stack([((a - b).norm(dim=2) / b.norm(dim=2)).amax(0) for a, b in same]).amax(0)
+    print(f"\n{len(same)} of {len(states[0])} rows equal; largest relative difference by layer {apart.tolist()}")
+    assert len(same) >= 0.9 * len(states[0])
+    assert float(apart.max()) < 1e-3
+
+
 def test_the_drafter_goes_to_the_other_form_and_back(tiny: Pipeline, tmp_path: Path) -> None:
     there, back = tmp_path / "llama", tmp_path / "speculators"
     for command, *folders in (("export", there), ("import", there, back)):
