@@ -67,7 +67,7 @@ def test_each_line_of_the_log_has_its_process_and_its_age(tmp_path: Path, monkey
     for step in (1, 2):
         handler = JsonLines(tmp_path / "log.jsonl")
         record = logging.LogRecord("m", 20, "", 0, "", None, None)
-        record.msg, record.step = {"train": {"loss": 1.0}}, step  # type: ignore[assignment,attr-defined]
+        record.msg, record.step = {"train": {"loss": 1.0}}, step
         handler.emit(record)
     first, second = train.read_log(tmp_path / "log.jsonl")
     assert first["part"] != second["part"]
