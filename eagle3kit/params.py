@@ -530,9 +530,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sweep_draft_lengths",
-        ("eval_sweep_k",),
+        ("eval_sweep", "eval_sweep_k"),
         "one or more draft lengths from 1 to 16, each named once",
-        lambda p: _distinct(p.eval_sweep_k, 16),
+        lambda p: not p.eval_sweep or _distinct(p.eval_sweep_k, 16),
         "set eval_sweep_k: [1, 3, 5]",
     ),
     Rule(

@@ -219,7 +219,7 @@ VIOLATIONS: dict[str, dict[str, Any]] = {
     "speed_has_prompts": {"eval_speed_concurrency": 16, "eval_speed_prompts": 8},
     "speed_fits_server": {"eval_speed_concurrency": 8, "serve_max_num_seqs": 4},
     "sweep_loads_fit_server": {"eval_sweep": True, "serve_max_num_seqs": 8},
-    "sweep_draft_lengths": {"eval_sweep_k": [3, 3]},
+    "sweep_draft_lengths": {"eval_sweep": True, "eval_sweep_k": [3, 3]},
     "cpu_without_gpus": {"device": "cpu", "gpu_count": 1},
     "cuda_with_gpus": {"device": "cuda", "gpu_count": 0},
     "cpu_without_tensor_parallel": {"device": "cpu", "serve_tensor_parallel": 2},
