@@ -11,6 +11,7 @@ Source of what is looked for: the packages' own files, releases 0.16 to 0.32 of 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,12 +154,17 @@ class Package:
         if found is None:
             raise metadata.PackageNotFoundError(names[0])
         self._distribution = found
+        self._elsewhere: Path | None = None
+        if where is None and not self.text(f"{names[0]}/__init__.py"):  # an editable installation: looked for, not imported
+            spec = importlib.util.find_spec(names[0])
+            self._elsewhere = Path(spec.origin).parents[1] if spec and spec.origin else None
         self._trees: dict[str, ast.Module] = {}
         self.version = found.version
 
     def text(self, file: str) -> str:
         """The text of a source file, or nothing where there is no such file."""
-        path: Any = self._distribution.locate_file(file)  # in a wheel this is a zipfile.Path
+        # in a wheel this is a zipfile.Path
+        path: Any = self._elsewhere / file if self._elsewhere else self._distribution.locate_file(file)
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
     def tree(self, file: str) -> ast.Module:
@@ -252,7 +258,7 @@ def _registry(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 def _ancestors(tree: ast.Module, name: str) -> set[str]:
     """Names of a class's bases and of their bases, as far as they are in the same file."""
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -297,8 +303,10 @@ def _recorded(node: ast.AST) -> Iterator[str]:
             yield ast.unparse(part.args[1])
 
 
-def _functions(tree: ast.AST, *names: str) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names)
+def _functions(tree: ast.Module, *names: str) -> Iterator[ast.FunctionDef]:
+    """A file's functions and methods of these names."""
+    parts = (part for node in tree.body for part in (node, *(node.body if isinstance(node, ast.ClassDef) else ())))
+    return (part for part in parts if isinstance(part, ast.FunctionDef) and part.name in names)
 
 
 def _dictionaries(tree: ast.AST) -> Iterator[list[str]]:

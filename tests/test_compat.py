@@ -227,6 +227,17 @@ def test_a_folder_and_a_wheel_read_the_same_without_being_imported(unpacked: Pat
     assert found.drafters == ["Eagle3LlamaForCausalLM"]
 
 
+def test_an_editable_installation_is_found_where_its_files_are(
+    unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metadata lies in site-packages, its files elsewhere on the path."""
+    (tmp_path / "site").mkdir()
+    (unpacked / "vllm-1.0.dist-info").rename(tmp_path / "site" / "vllm-1.0.dist-info")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), str(unpacked)])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # what another test imported would be found first
+    assert compat.read_vllm(Package("vllm")).drafters == ["Eagle3LlamaForCausalLM"]
+
+
 def test_a_file_of_another_grammar_is_empty(unpacked: Path) -> None:
     (unpacked / "vllm/model_executor/models/llama.py").write_text("def f(:")
     assert compat.read_vllm(Package("vllm", where=unpacked)).last_layer[compat.LLAMA] is None

@@ -437,7 +437,8 @@ def test_the_mask_is_what_was_generated_and_every_row_is_accounted_for(
 ) -> None:
     """Rows of any prompt and answer length: supervised are the generated tokens alone, and in = kept + dropped by reason."""
     run = Run(
-        Params(run_name="unit", runs_dir=str(tmp_path_factory.mktemp("mask")), data_seq_length=16), "03_extract_hidden_states"
+        Params(run_name="unit", runs_dir=str(tmp_path_factory.mktemp("mask")), data_seq_length=16, data_max_response_tokens=12),
+        "03_extract_hidden_states",
     )
     prompts = [prompt(f"p{i}", split="heldout" if i == 1 else "train") for i in range(len(shapes) + 2)]
     shapes = [(3, 5), (3, 5), *shapes]  # so that neither split is empty
