@@ -233,6 +233,9 @@ class Params(BaseModel):
     train_ttt_decay: float = _training(
         1.0, "", "weight of a draft step's loss, times the one before; below 1 favours the first", gt=0, le=1
     )
+    train_on_prompts: bool = _training(
+        False, "", "learn what the target expects over the prompts too; its answers are learnt in any case"
+    )
     train_optimizer: Literal["adamw", "muon"] = _training(
         "muon", "", "optimiser of the weight matrices; muon learns more from each token, adamw is faster a step"
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from eagle3kit import convert, hidden_states, vocab
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
-from eagle3kit.data import load_rows
+from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
@@ -38,6 +38,7 @@ TUNED = (
     "train_pack_tokens",
     "train_ttt_steps",
     "train_ttt_decay",
+    "train_on_prompts",
     "train_optimizer",
     "train_scheduler",
     "train_warmup_share",
@@ -60,7 +61,7 @@ def command(run: Run, model: Path | str, device: str) -> list[str]:
     arguments: dict[str, object] = {
         "verifier-name-or-path": model,
         "from-pretrained": run.path("warm_start", "drafter") if p.train_from else run.path("config"),
-        "data-path": run.path("data", "rows"),
+        "data-path": run.path("checkpoints", "rows") if p.train_on_prompts else run.path("data", "rows"),
         "hidden-states-path": run.path("hidden_states"),
         "d2t-path": run.path("vocab", "d2t.npy"),
         "t2d-path": run.path("vocab", "t2d.npy"),
@@ -93,6 +94,31 @@ def command(run: Run, model: Path | str, device: str) -> list[str]:
         program += ["--cpu", "--threads", str(cores(p))]
     flags = [f"--{name}={value}" for name, value in arguments.items()]
     return [*program, "--", *flags, *(["--trust-remote-code"] if p.trust_remote_code else [])]
+
+
+def open_masks(run: Run, dest: Path) -> None:
+    """Write the rows again, with training rows whose loss mask covers the prompt too.
+
+    The trainer's loss is the distance to the target's distribution, which the last hidden state gives at every token, whoever
+    wrote it. So a prompt's tokens teach as well, and cost nothing: the trainer computes them in any case. What all training rows
+    begin with, a system turn, is left out. The held-out rows stay as they are: they measure the target's answers.
+
+    Args:
+        dest: folder of the new rows, replaced if it is there; in the order of the old ones.
+    """
+    rows = load_rows(run)[0]
+    tokens = load_tokens(run)
+    before = [ids.tolist() for ids, row in zip(tokens["input_ids"], rows, strict=True) if row.split == "train"]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*before, strict=False))
+    shared = sum(1 for _ in alike) if len(before) > 1 else 0
+
+    def cover(item: dict[str, Any], index: int) -> dict[str, Any]:
+        if rows[index].split == "train":
+            item["loss_mask"][shared:] = 1
+        return item
+
+    shutil.rmtree(dest, ignore_errors=True)
+    tokens.map(cover, with_indices=True, keep_in_memory=True, load_from_cache_file=False).save_to_disk(str(dest))
 
 
 def warm_start(run: Run, model: Path | str) -> list[dict[str, Any]]:
@@ -159,6 +185,8 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
         with step:
             began, earlier_s = time.monotonic(), seconds_of_parts(log)
             drop_unfinished(step.folder)
+            if run.params.train_on_prompts:
+                open_masks(run, step.folder / "rows")
             child = Child("trainer", command(run, model, device), run.path("logs"), _environment(run, device))
             status = child.wait(partial(_look, log, watch), every_s=2, stall_s=run.params.stall_timeout_s)
             if status != 0:

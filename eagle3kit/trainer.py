@@ -99,6 +99,10 @@ def orthogonalize(grad: torch.Tensor, ns_coefficients: Sequence[float], ns_steps
     return x.T if tall else x
 
 
+CPU_ITERATIONS = 3
+"""Of Muon's iteration, in place of five: a tenth less of a step of a SmolLM2 drafter, and the same accuracy after it."""
+
+
 def use_cpu() -> None:
     """Give speculators' trainer a CPU, for it otherwise asks for device 0 of an accelerator, and Muon a float32 iteration."""
     import speculators.train.checkpointer as checkpointer
@@ -117,7 +121,7 @@ def use_cpu() -> None:
         """On a CPU every operation is finished when it returns."""
 
     torch.accelerator.synchronize = synchronize
-    muon._zeropower_via_newtonschulz = orthogonalize
+    muon._zeropower_via_newtonschulz = lambda grad, abc, steps, eps: orthogonalize(grad, abc, min(steps, CPU_ITERATIONS), eps)
     checkpointer.get_current_device = lambda: "cpu"  # where a resumed training loads its checkpoint
     cli.Trainer = CpuTrainer
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.optim._muon as muon
+from datasets import Dataset, load_from_disk
 from drafters import EVERY_FOURTH, edit_weights, maps, write_drafter, write_target
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3kit import compat, train
+from eagle3kit.data import load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
@@ -258,6 +260,22 @@ def test_the_command_takes_shape_and_vocabulary_from_the_run(tmp_path: Path) -> 
     assert (found["draft-attn-impl"], found["hidden-states-dtype"]) == ("sdpa", "float32")
     assert "--cpu" in command
     assert "torch.distributed.run" not in command
+
+
+def test_prompts_are_learnt_from_where_the_training_rows_part(tmp_path: Path) -> None:
+    run = prepared(tmp_path, train_on_prompts=True)
+    ids = [[1, 2, 2, 10 + i, 4, 5] for i in range(10)]
+    answers = [[0, 0, 0, 0, 1, 1]] * 10
+    table = Dataset.from_dict({"input_ids": ids, "loss_mask": answers})
+    table.set_format("torch")
+    table.save_to_disk(str(run.path("data", "rows")))
+    assert flags(train.command(run, "/model", "cpu"))["data-path"] == str(run.path("checkpoints", "rows"))
+    for _ in range(2):  # a resumed training writes them again
+        train.open_masks(run, run.path("checkpoints", "rows"))
+    opened = load_from_disk(str(run.path("checkpoints", "rows")))
+    assert opened["input_ids"][9].tolist() == ids[9]
+    assert [mask.tolist() for mask in opened["loss_mask"]] == [[0, 0, 0, 1, 1, 1]] * 7 + answers[7:]
+    assert [mask.tolist() for mask in load_tokens(run)["loss_mask"]] == answers
 
 
 def test_the_trainer_cuts_the_rows_where_the_splits_meet(tmp_path: Path) -> None:
