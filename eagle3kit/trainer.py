@@ -120,8 +120,11 @@ def use_cpu() -> None:
     def synchronize(*_: object) -> None:
         """On a CPU every operation is finished when it returns."""
 
+    def zeropower(grad: torch.Tensor, ns_coefficients: Sequence[float], ns_steps: int, eps: float) -> torch.Tensor:
+        return orthogonalize(grad, ns_coefficients, min(ns_steps, CPU_ITERATIONS), eps)
+
     torch.accelerator.synchronize = synchronize
-    muon._zeropower_via_newtonschulz = lambda grad, abc, steps, eps: orthogonalize(grad, abc, min(steps, CPU_ITERATIONS), eps)
+    muon._zeropower_via_newtonschulz = zeropower
     checkpointer.get_current_device = lambda: "cpu"  # where a resumed training loads its checkpoint
     cli.Trainer = CpuTrainer
 
