@@ -78,7 +78,9 @@ def made(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         ids = torch.randint(VOCAB, (1, 6), generator=torch.Generator().manual_seed(number))
         new = 12 if number % 2 else 16
         with torch.inference_mode():
-            written = model.generate(ids, max_new_tokens=new, do_sample=False, pad_token_id=0)[0].tolist()
+            written = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
+            )[0].tolist()
         row = {"input_ids": written, "loss_mask": [0] * 6 + [1] * new}
         answers.append({"id": f"{p.id}_gen0", "primary_id": p.id, **row})
     write_answers(run, answers)
