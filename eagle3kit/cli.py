@@ -91,7 +91,7 @@ def export_command(options: argparse.Namespace) -> int:
     params = _params(options)
     about, _ = target.describe(params.target_model, params.target_revision)
     folder = convert.export_llama(train.drafter_folder(Run(params, "export")), options.dest, about.n_layers)
-    return _origin(folder, params)
+    return _origin(folder, _target_folder(params), own_head=bool(params.train_from))
 
 
 def import_command(options: argparse.Namespace) -> int:
@@ -99,19 +99,24 @@ def import_command(options: argparse.Namespace) -> int:
     from eagle3kit import convert, target
 
     params = _params(options)
-    model = target.local_folder(target.materialize(params)[0], params.target_revision)
-    source = target.local_folder(options.source)
+    model, source = _target_folder(params), target.local_folder(options.source)
     folder = convert.import_llama(
         source, options.dest, model, convention=options.convention, trust_remote_code=params.trust_remote_code
     )
-    return _origin(folder, params)
+    return _origin(folder, model, own_head=True)
 
 
-def _origin(folder: Path, params: Params) -> int:
-    from eagle3kit import convert, target
+def _target_folder(params: Params) -> Path:
+    from eagle3kit import target
 
-    model = target.local_folder(target.materialize(params)[0], params.target_revision)
-    rows = convert.verify_origin(folder, model)
+    return target.local_folder(target.materialize(params)[0], params.target_revision)
+
+
+def _origin(folder: Path, model: Path, *, own_head: bool) -> int:
+    """Print whether a drafter's tensors are the target's; status 1 when one that must be is not."""
+    from eagle3kit import convert
+
+    rows = convert.verify_origin(folder, model, own_head=own_head)
     for row in rows:
         print(f"{row['state']:4}  {row['name']}: {row['found']}" + (f"  -> {row['fix']}" * bool(row["fix"])))
     print(folder)

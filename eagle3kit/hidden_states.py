@@ -22,13 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3kit import checkpoint
 from eagle3kit import server as serving
 from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.process import run_tool
 from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
 from eagle3kit.server import Server
-from eagle3kit.target import local_folder
+from eagle3kit.target import describe, local_folder
 
 if TYPE_CHECKING:
     import torch
@@ -402,36 +403,7 @@ def compare(
     return hits, error
 
 
-HEAD = ("lm_head.weight", "language_model.lm_head.weight")
-EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
-NORM = ("model.norm.weight", "language_model.model.norm.weight")
-"""Names of the same tensor in a plain checkpoint and inside the Kimi-K2.5 wrapper."""
-
-
 def head_and_norm(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's output matrix `[vocab, hidden]` and final norm weight `[hidden]`, float32.
-
-    With tied embeddings a checkpoint has no `lm_head.weight`; the embedding matrix is the output matrix then.
-
-    Raises:
-        KitError: the checkpoint holds none of them.
-    """
-    head = find_tensor(folder, HEAD)
-    if head is None:
-        head = find_tensor(folder, EMBEDDING)
-    norm = find_tensor(folder, NORM)
-    if head is None or norm is None:
-        raise KitError(f"no output matrix or final norm in {folder}", fix="correct target_model")
-    return head.float(), norm.float()
-
-
-def find_tensor(folder: Path, names: Sequence[str]) -> torch.Tensor | None:
-    """The first of `names` that a sharded or single-file checkpoint holds, or None."""
-    from safetensors import safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in set(names) & set(file.keys()):
-                tensor: torch.Tensor = file.get_tensor(name)
-                return tensor
-    return None
+    """The target's output matrix `[vocab, hidden]` and final norm weight `[hidden]`, float32; see `checkpoint.of_target`."""
+    theirs = checkpoint.of_target(folder, describe(str(folder))[0], [checkpoint.HEAD, checkpoint.NORM])
+    return theirs[checkpoint.HEAD].float(), theirs[checkpoint.NORM].float()

@@ -256,6 +256,7 @@ def _in_range(canonical: int, given: int, convention: Convention, n_layers: int)
             f"layer id {given} is outside the target of {n_layers} layers (convention {convention.value})",
             seen=given,
             wanted=f"ids in 0 .. {highest}",
+            fix="correct the ids, or say whose numbers they are (convention)",
         )
     return canonical
 

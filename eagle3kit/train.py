@@ -365,10 +365,9 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     for name, wanted in (("d2t", d2t), ("t2d", t2d)):
         if name in weights and not torch.equal(weights[name].to(wanted.dtype), wanted):
             raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix="run 05_train with force: true")
-    origin = convert.verify_origin(folder, local_folder(model, run.params.target_revision))
-    # A parent's output rows may be its own: SpecForge trains them. The embeddings are the target's in every case.
-    checked = origin[:1] if run.params.train_from else origin
-    if lost := [row for row in checked if row["state"] == "fail"]:
+    target = local_folder(model, run.params.target_revision)
+    origin = convert.verify_origin(folder, target, own_head=bool(run.params.train_from))
+    if lost := [row for row in origin if row["state"] == "fail"]:
         raise KitError(f"not so: {lost[0]['name']}", seen=lost[0]["found"], fix="run 05_train with force: true")
     first = run.fact("train.val_acc_1", 0.0)
     if first < MIN_FIRST_ACCURACY and run.params.target_model != "tiny-kimi-k2.5":
@@ -382,7 +381,7 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     return [
         {"check": "weights finite", "found": f"{len(weights)} tensors, {size / 1e6:.0f} MB"},
         {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t)} draft tokens"},
-        *({"check": row["name"], "found": row["found"]} for row in checked),
+        *({"check": row["name"], "found": row["found"]} for row in origin),
         {"check": "first guess on held-out rows", "found": f"{first:.1%}"},
     ]
 

@@ -7,126 +7,37 @@ from typing import Any
 
 import pytest
 import torch
+from drafters import (
+    EVERY_FOURTH,
+    HIDDEN,
+    LAYER,
+    LAYERS,
+    VOCAB,
+    YARN,
+    config_of,
+    edit,
+    edit_weights,
+    maps,
+    random,
+    write_drafter,
+    write_json,
+    write_target,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logits import differences, logits_of, logits_of_specforge, logits_of_speculators
 from safetensors.torch import load_file, save_file
 
-from eagle3kit import convert, drafter
+from eagle3kit import cli, convert
+from eagle3kit import target as targets
 from eagle3kit.drafter import AUX
 from eagle3kit.errors import KitError
-
-HIDDEN, VOCAB, DRAFT, LAYERS = 64, 200, 50, 8
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 50000.0,
-    "factor": 64.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 4096,
-}
-LAYER = {
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "vocab_size": VOCAB,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "max_position_embeddings": 512,
-    "layer_types": ["full_attention"],
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "pad_token_id": None,
-    "dtype": "float32",
-}
-
-
-def write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
-
-
-def edit_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def maps(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    t2d = torch.zeros(VOCAB, dtype=torch.bool)
-    t2d[ids] = True
-    return torch.tensor(ids) - torch.arange(len(ids)), t2d
-
-
-EVERY_FOURTH = list(range(0, VOCAB, 4))
+from eagle3kit.params import Params
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    folder = tmp_path / "target"
-    config = {**LAYER, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS, "layer_types": None}
-    write_json(folder / "config.json", config)
-    weights = {
-        "model.embed_tokens.weight": random(VOCAB, HIDDEN, seed=1),
-        "lm_head.weight": random(VOCAB, HIDDEN, seed=2),
-        "model.norm.weight": random(HIDDEN, seed=3),
-    }
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def config_of(target: Path, **changes: Any) -> dict[str, Any]:
-    layer = {**LAYER, **{key: changes.pop(key) for key in list(changes) if key in LAYER}}
-    method = {"proposal_type": "greedy", "speculative_tokens": 3}
-    return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": DRAFT,
-        AUX: [2, 4, 5],
-        **dict.fromkeys((*convert.NORM_FLAGS, "embed_requires_grad"), False),
-        "transformer_layer_config": layer,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "proposal_methods": [method],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": str(target), "architectures": ["LlamaForCausalLM"]},
-        },
-        **changes,
-    }
-
-
-def write_drafter(folder: Path, target: Path, ids: Any = EVERY_FOURTH, **changes: Any) -> Path:
-    config = config_of(target, **{"draft_vocab_size": len(ids), **changes})
-    values = {**config["transformer_layer_config"], **{k: v for k, v in config.items() if k != "transformer_layer_config"}}
-    theirs = load_file(target / "model.safetensors")
-    weights = {
-        name: 1 + random(*shape, seed=n) / 10 if len(shape) == 1 else random(*shape, seed=n) / shape[-1] ** 0.5
-        for n, (name, shape) in enumerate(drafter.tensors(values).items(), 10)
-    }
-    weights["embed_tokens.weight"] = theirs["model.embed_tokens.weight"].clone()
-    weights["lm_head.weight"] = theirs["lm_head.weight"][list(ids)].clone()
-    if "d2t" in weights:
-        weights["d2t"], weights["t2d"] = maps(ids)
-    write_json(folder / "config.json", config)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return write_target(tmp_path / "target")
 
 
 @pytest.fixture
@@ -168,44 +79,6 @@ def test_both_readers_of_the_flat_config_find_their_own_numbers(tmp_path: Path, 
     assert config["eagle_config"][AUX] == [1, 3, 4]
 
 
-def logits_of_speculators(folder: Path, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    from speculators.models.eagle3 import Eagle3SpeculatorConfig
-    from speculators.models.eagle3.core import Eagle3DraftModel
-
-    config = Eagle3SpeculatorConfig.from_pretrained(folder)
-    config.transformer_layer_config._attn_implementation = "sdpa"
-    return logits_of(Eagle3DraftModel.from_pretrained(folder, config=config), hidden, tokens)
-
-
-def logits_of(model: Any, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Of two TTT steps, `[2, tokens, draft_vocab]`; the second shows which states the first one hands on."""
-    seen: list[torch.Tensor] = []
-    handle = model.lm_head.register_forward_hook(lambda *args: seen.append(args[-1][0]))
-    with torch.no_grad():
-        model.eval()(hidden, tokens, torch.zeros_like(tokens), ttt_steps=2)
-    handle.remove()
-    return torch.stack(seen)
-
-
-def logits_of_specforge(folder: Path, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    from specforge.modeling.auto import AutoDraftModelConfig
-    from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3, prepare_decoder_attention_mask
-
-    # Not from_pretrained: in transformers 5.19 it leaves the tables of the rotation, which are not stored, empty.
-    model = LlamaForCausalLMEagle3(AutoDraftModelConfig.from_file(str(folder / "config.json"))).eval()
-    model.load_state_dict(load_file(folder / "model.safetensors"))
-    length, logits = tokens.shape[1], []
-    cache: list[list[torch.Tensor]] = [[], []]
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiling its norm and rotation takes half a minute
-        states = model.project_hidden_states(hidden)
-        mask = prepare_decoder_attention_mask(torch.ones(1, length, dtype=torch.bool), (1, length), states, 0)
-        for step in range(2):
-            ids = torch.cat([tokens[:, step:], tokens.new_zeros(1, step)], dim=1)
-            states = model.backbone(model.embed_input_ids(ids), states, cache, mask, torch.arange(length)[None])
-            logits.append(model.compute_logits(states)[0])
-    return torch.stack(logits)
-
-
 @pytest.mark.parametrize("rope", [LAYER["rope_parameters"], YARN], ids=["plain", "yarn"])
 @pytest.mark.parametrize("fc_norm", [False, True])
 def test_all_implementations_give_the_same_logits(tmp_path: Path, target: Path, rope: Any, fc_norm: bool) -> None:
@@ -224,7 +97,7 @@ def test_all_implementations_give_the_same_logits(tmp_path: Path, target: Path, 
     back = convert.import_llama(flat, tmp_path / "back", target)
 
     def differs(other: torch.Tensor) -> list[float]:
-        return [float((a - b).abs().max() / b.abs().max()) for a, b in zip(other, wanted, strict=True)]
+        return differences(other, wanted)
 
     assert max(differs(logits_of_speculators(source, *example))) <= 1e-5
     assert max(differs(logits_of_speculators(back, *example))) <= 1e-5
@@ -321,13 +194,6 @@ def test_norm_output_in_a_flat_config_is_refused(flat: Path, value: bool) -> Non
         convert.load_drafter(flat)
 
 
-def test_a_drafter_of_another_target_is_not_imported(tmp_path: Path, target: Path, flat: Path) -> None:
-    edit(target / "config.json", lambda c: c.update(vocab_size=201))
-    with pytest.raises(KitError, match="vocab_size of the drafter .*seen 200; wanted 201"):
-        convert.import_llama(flat, tmp_path / "back", target)
-    assert not (tmp_path / "back").exists()
-
-
 def test_maps_of_a_full_vocabulary_change_nothing(tmp_path: Path, target: Path) -> None:
     source = write_drafter(tmp_path / "source", target, range(VOCAB))
     flat = convert.export_llama(source, tmp_path / "flat", LAYERS)
@@ -422,6 +288,64 @@ def test_a_config_that_does_not_describe_a_drafter(source: Path, change: Callabl
     edit(source / "config.json", change)
     with pytest.raises(KitError, match=words):
         convert.load_drafter(source)
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def without_index(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+
+
+def cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def in_config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", lambda config: config.update(changes))
+
+
+def in_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    return lambda folder: edit_weights(folder, change)
+
+
+BAD_INPUT: dict[str, tuple[Callable[[Path], None], str]] = {
+    "another width": (in_config(hidden_size=128), r"fc.weight \[64, 192\].*wanted.*fc.weight \[128, 384\]"),
+    "another vocabulary": (in_config(vocab_size=300), r"embed_tokens.weight \[200, 64\].*wanted embed_tokens.weight \[300, 64\]"),
+    "another head count": (in_config(num_attention_heads=8), r"q_proj.weight \[64, 128\].*q_proj.weight \[128, 128\]"),
+    "layer out of range": (lambda folder: only_in_block(folder, [1, 3, 9]), "layer id 9 is outside the target"),
+    "layer repeated": (lambda folder: only_in_block(folder, [1, 3, 3]), "repeats a layer"),
+    "layers in the wrong convention": (lambda folder: only_in_block(folder, [2, 4, 5]), "vllm's default list"),
+    "d2t not increasing": (in_weights(lambda w: w["d2t"].neg_()), "not an increasing map"),
+    "d2t out of range": (in_weights(lambda w: w["d2t"].add_(1000)), "seen target ids 1000 to"),
+    "t2d count": (in_weights(lambda w: w["t2d"].fill_(True)), "t2d of .* does not fit d2t"),
+    "truncated": (cut_short, "cut short"),
+    "pickle": (pickled, "only pickled weights"),
+    "missing index": (without_index, "without an index"),
+    "code of its own": (in_config(auto_map={"AutoModel": "modeling.Mine"}), "trust_remote_code"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_with_a_remedy_and_leaves_nothing(tmp_path: Path, target: Path, flat: Path, case: str) -> None:
+    spoil, words = BAD_INPUT[case]
+    spoil(flat)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(KitError, match=words) as caught:
+        convert.import_llama(flat, tmp_path / "back", target)
+    assert len(caught.value.message.splitlines()) == 1
+    assert caught.value.fix
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "vocab_size"])
+def test_a_drafter_whose_target_has_another_shape_is_not_imported(tmp_path: Path, target: Path, flat: Path, name: str) -> None:
+    edit(target / "config.json", lambda c: c.update({name: c[name] * 2}))
+    with pytest.raises(KitError, match=f"{name} of the drafter .*fix: make {name} agree"):
+        convert.import_llama(flat, tmp_path / "back", target)
+    assert not list(tmp_path.glob("*back*"))
 
 
 # ---- from a parent
@@ -535,6 +459,28 @@ def test_origin_holds_after_every_conversion_and_names_what_changed(
     rows = convert.verify_origin(source, target)
     assert [row["state"] for row in rows] == ["ok", "fail", "fail"]
     assert rows[1]["found"].startswith("49 of 50 rows")
+    assert [row["state"] for row in convert.verify_origin(source, target, own_head=True)] == ["ok", "note", "fail"]
+
+
+def test_an_imported_drafter_may_have_an_output_matrix_of_its_own_but_no_other_embeddings(
+    tmp_path: Path, target: Path, flat: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looked_up: list[Params] = []
+    materialize = targets.materialize
+
+    def look_up(params: Params) -> tuple[str, str]:
+        looked_up.append(params)
+        return materialize(params)
+
+    monkeypatch.setattr(targets, "materialize", look_up)
+    (tmp_path / "params.yaml").write_text(f"target_model: {target}")
+    edit_weights(flat, lambda w: w["lm_head.weight"].neg_())
+    assert cli.main(["import", str(tmp_path / "params.yaml"), str(flat), str(tmp_path / "back")]) == 0
+    assert "note  lm_head.weight is the target's: 0 of 50 rows equal" in capsys.readouterr().out
+    assert len(looked_up) == 1
+    edit_weights(flat, lambda w: w["embed_tokens.weight"].neg_())
+    assert cli.main(["import", str(tmp_path / "params.yaml"), str(flat), str(tmp_path / "other")]) == 1
+    assert "fail  embed_tokens.weight" in capsys.readouterr().out
 
 
 def test_tied_and_prefixed_targets(tmp_path: Path, target: Path, source: Path) -> None:

@@ -141,20 +141,3 @@ def test_judge_names_the_layer_that_fits_better() -> None:
     with pytest.raises(KitError, match="layer id 28 fits better"):
         hidden_states.judge({"top1": 0.6, "mae": 6.0, "slots": slots}, 0.99, 0.01)
     hidden_states.judge({"top1": 1.0, "mae": 1e-5, "slots": slots}, 0.99, 0.01)
-
-
-def test_head_and_norm_are_found_with_and_without_the_wrapper(tmp_path: Path) -> None:
-    embed, head, norm = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN), torch.randn(HIDDEN)
-    save_file(
-        {"language_model.model.embed_tokens.weight": embed, "language_model.model.norm.weight": norm}, tmp_path / "a.safetensors"
-    )
-    assert torch.equal(hidden_states.head_and_norm(tmp_path)[0], embed)  # tied
-    save_file({"language_model.lm_head.weight": head, "vision_tower.model.norm.weight": norm * 2}, tmp_path / "b.safetensors")
-    found_head, found_norm = hidden_states.head_and_norm(tmp_path)
-    assert torch.equal(found_head, head)
-    assert torch.equal(found_norm, norm)
-
-
-def test_a_checkpoint_without_a_head_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KitError, match="no output matrix"):
-        hidden_states.head_and_norm(tmp_path)

@@ -4,9 +4,11 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.optim._muon as muon
+from drafters import EVERY_FOURTH, edit_weights, maps, write_drafter, write_target
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,3 +179,42 @@ def test_rows_are_packed_whole() -> None:
     assert train.packs([], 10) == 0
     assert train.packs([10, 10], 10) == 2
     assert train.packs([6, 6, 4, 4, 2], 10) == 3  # 6 | 6 4 | 4 2
+
+
+def trained(tmp_path: Path, **changes: object) -> tuple[Run, Path, Path]:
+    """A run with a finished training, its target's folder and its drafter's."""
+    target = write_target(tmp_path / "target")
+    run = Run(Params(run_name="unit", runs_dir=str(tmp_path), **changes), "05_train")
+    with run.step("checkpoints", {}) as step:
+        drafter = write_drafter(step.folder / "0", target)
+        step.outputs = {"checkpoint": "0"}
+    for name, tensor in zip(("d2t", "t2d"), maps(EVERY_FOURTH), strict=True):
+        np.save(run.path("vocab", f"{name}.npy"), tensor.numpy())
+    run.record("train.val_acc_1", 0.4, "share", "a test")
+    return run, target, drafter
+
+
+def test_a_drafter_that_kept_what_is_the_targets_passes(tmp_path: Path) -> None:
+    run, target, _ = trained(tmp_path)
+    assert [row["found"] for row in train.check(run, target)][2:] == [
+        "200 of 200 rows equal, in float32",
+        "50 of 50 rows equal, in float32",
+        "40.0%",
+    ]
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "lm_head.weight"])
+def test_a_frozen_weight_that_changed_stops_the_run(tmp_path: Path, name: str) -> None:
+    run, target, drafter = trained(tmp_path)
+    edit_weights(drafter, lambda weights: weights[name][7].neg_())
+    with pytest.raises(KitError, match=f"not so: {name} is the target's.*rows equal.*fix: run 05_train"):
+        train.check(run, target)
+
+
+def test_output_rows_of_a_parent_may_be_its_own_and_its_embeddings_not(tmp_path: Path) -> None:
+    run, target, drafter = trained(tmp_path, train_from="parent")
+    edit_weights(drafter, lambda weights: weights["lm_head.weight"].neg_())
+    assert "0 of 50 rows equal, in float32" in [row["found"] for row in train.check(run, target)]
+    edit_weights(drafter, lambda weights: weights["embed_tokens.weight"].neg_())
+    with pytest.raises(KitError, match="not so: embed_tokens.weight"):
+        train.check(run, target)
