@@ -364,6 +364,42 @@ def size_choices(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+_NORM_READERS = {
+    "norm_before_residual": (
+        "the residual starts from the normed state",
+        "no such field: it starts from the raw state",
+        "false only",
+    ),
+    "norm_before_fc": ("one norm over the three states, input_norm", "no such field, and no place for its tensor", "false only"),
+    "fc_norm": ("a norm for each of the three states", "the same", "true or false"),
+    "norm_output": (
+        "normed states go to the next draft step",
+        "another thing of that name: a norm before lm_head, on where the field is missing",
+        "false only, by leaving it out",
+    ),
+}
+"""What vLLM 0.32 and SpecForge 0.2.0 do where a norm's field is true, and what an export can carry; read in both packages."""
+
+
+def norm_choices(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Rows for a table: who reads each of the four norms, and whether this drafter can leave speculators' form with it.
+
+    Args:
+        values: of the derived config (`Derivation.values`).
+    """
+    return [
+        {
+            "norm": name,
+            "here": text(values[name]),
+            "true in vLLM 0.32, both forms": engine,
+            "true in SpecForge 0.2.0": other,
+            "exported": carried,
+            "this drafter": "stays with vLLM" if values[name] and carried != "true or false" else "can be exported",
+        }
+        for name, (engine, other, carried) in _NORM_READERS.items()
+    ]
+
+
 KIMI_WIDTH = 7168
 PUBLISHED_SIZES = {
     (12288, 32000): "about 0.83 B without embed_tokens and lm_head",

@@ -1,5 +1,6 @@
 """The new drafter's config derived, field by field."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,25 @@ class TestDerive:
         assert rows[0]["without embed_tokens and lm_head"] == pytest.approx(0.83e9, rel=0.01)
         assert rows[1]["bytes in bfloat16"] == pytest.approx(6.36e9, rel=0.005)
         assert len(recipe.size_choices(recipe.derive(LOCAL, REFERENCE, SMOL).values)) == 2
+
+    def test_choices_of_norms(self) -> None:
+        values = recipe.derive(B300, REFERENCE, K25).values
+        stays = [row["norm"] for row in recipe.norm_choices(values) if row["this drafter"] == "stays with vLLM"]
+        assert stays == ["norm_before_residual", "norm_before_fc", "norm_output"]
+        plain = {**values, **dict.fromkeys(stays, False), "fc_norm": True}
+        assert {row["this drafter"] for row in recipe.norm_choices(plain)} == {"can be exported"}
+
+    def test_the_installed_programs_read_the_norms_as_the_table_says(self) -> None:
+        def source(module: str) -> str:
+            package, _, path = module.partition(".")
+            spec = importlib.util.find_spec(package)  # located, not imported
+            assert spec
+            assert spec.origin
+            return (Path(spec.origin).parent / f"{path.replace('.', '/')}.py").read_text()
+
+        vllm, specforge = source("vllm.model_executor.models.llama_eagle3"), source("specforge.modeling.draft.llama3_eagle")
+        for row in recipe.norm_choices(recipe.derive(B300, REFERENCE, K25).values):
+            assert f'"{row["norm"]}"' in vllm
+            assert (f'"{row["norm"]}"' in specforge) == (not row["true in SpecForge 0.2.0"].startswith("no such field"))
+        assert 'getattr(config, "norm_output", True)' in specforge
+        assert 'getattr(self.config, "norm_output", False)' in vllm
