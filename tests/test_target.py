@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from eagle3kit import hidden_states, reference, target, tiny
 from eagle3kit.errors import KitError
@@ -250,6 +251,26 @@ def test_big_targets_are_left_to_vllm() -> None:
     assert target.materialize(Params(target_model="owner/model"))[0] == "owner/model"
 
 
+def test_a_folder_is_taken_as_it_is_and_anything_else_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str], etag_timeout: float) -> str:
+        asked.append((name, revision, allow_patterns))
+        if name == "owner/none":
+            raise LocalEntryNotFoundError("no connection\nand a second line")
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert target.local_folder(tmp_path) == tmp_path
+    assert not asked
+    assert target.local_folder("owner/drafter", "v1") == tmp_path / "snapshot"
+    assert asked == [("owner/drafter", "v1", ["*.json", "*.safetensors"])]  # no pickled file, no code
+    with pytest.raises(
+        KitError, match="owner/none is neither a local folder nor to be had from the hub; seen no connection; fix"
+    ):
+        target.local_folder("owner/none")
+
+
 def test_local_folder_is_checked(miniature: Path, tmp_path: Path) -> None:
     path, reason = target.materialize(Params(target_model=str(miniature)))
     assert (path, reason) == (str(miniature.resolve()), "a local folder")
@@ -402,7 +423,9 @@ def test_miniature_has_the_shape_of_the_real_one(miniature: Path) -> None:
     assert len({small.bos_token_id, *small.eos_token_ids, small.pad_token_id, small.media_token_id}) == 4
     assert str(miniature) in reason
     assert set(real_keys := target.reference_config("kimi-k2.5")) - {"_reference"} <= set(tiny.config())
-    assert set(real_keys["text_config"]) - {"quantization_config"} <= set(tiny.config()["text_config"])
+    assert set(real_keys["text_config"]) - {"quantization_config"} <= set(text := tiny.config()["text_config"])
+    routing = ("scoring_func", "topk_method", "norm_topk_prob", "routed_scaling_factor", "first_k_dense_replace")
+    assert {key: text[key] for key in routing} == {key: real_keys["text_config"][key] for key in routing}
 
 
 def test_miniature_files(miniature: Path) -> None:
