@@ -233,7 +233,7 @@ def test_turns_that_a_conversation_ended_before_are_accounted_for(run: Run) -> N
     assert data.load_rows(run)[1] == {"the conversation ended before this turn": 2}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([1, 3, 300])), min_size=1, max_size=12))
 def test_whatever_comes_back_everything_is_accounted_for(tmp_path_factory: pytest.TempPathFactory, asked: list[Any]) -> None:
     run = Run(Params(run_name="unit", runs_dir=str(tmp_path_factory.mktemp("runs"))), "03_extract_hidden_states")
