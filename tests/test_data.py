@@ -459,3 +459,8 @@ def test_the_mask_is_what_was_generated_and_every_row_is_accounted_for(
             i for i in ids.tolist() if i >= 100
         ]
         assert row.supervised == int(mask.sum()) >= 2
+
+
+def test_each_response_says_who_wrote_it() -> None:
+    rows: list[dict[str, Any]] = [{"metadata": {"engine": "transformers"}}, {"metadata": {"endpoint": "http://127.0.0.1/v1"}}, {}]
+    assert [data.writer(row) for row in rows] == ["transformers", "vllm", "the source"]
