@@ -284,6 +284,8 @@ def test_the_doctor_names_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp
     assert (check.status, check.found) == ("fail", "vLLM 0.32.0 has no such method")
     assert "make env" in check.fix
     assert "extraction_engine: transformers" in check.fix
+    without = doctor.checks(params.replace(extraction_engine="transformers"))
+    assert next(check for check in without if check.name == "extraction").status == "warn"
 
 
 def test_the_stored_results_are_json_of_the_two_classes() -> None:

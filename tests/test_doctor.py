@@ -93,9 +93,9 @@ def test_defaults_pass_in_the_tested_environment(install: Install, tmp_path: Pat
 
 
 def test_it_is_fast(tmp_path: Path) -> None:
-    began = time.monotonic()
+    began = time.process_time()  # not wall time, which a busy neighbour stretches
     doctor.checks(Params(runs_dir=str(tmp_path)))
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 2
 
 
 def test_b300_parameters_stop_on_a_small_machine(install: Install, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ OWN = {
 }
 """Loading calls that do not pass `trust_remote_code` on, and why."""
 
-MARKUP = {"escape", "join", "tag", "as_conversation", "_page"}
+MARKUP = {"escape", "join", "tag", "as_conversation", "whole_page"}
 """Functions that may call text HTML: each escapes, or takes what one of the others made."""
 
 
