@@ -143,6 +143,7 @@ def test_the_kit_sends_the_key_with_every_request_and_past_any_proxy(
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{serving.free_port()}")  # nobody there
     server = Server(run, "m", serving.plain(), "cpu")
     server.port = recorder.server_address[1]
+    monkeypatch.setattr(server, "_listens", lambda: True)  # this process listens there, in a session of its own
     server.metrics()
     assert server.healthy()
     assert [sent for _, sent in Recorder.seen] == [access.header(server.secret[access.KEY])["Authorization"]] * 2

@@ -14,6 +14,7 @@ from pipeline import wait_for
 from eagle3kit import supervise
 
 SETUP = """
+import sys
 from pathlib import Path
 from eagle3kit import Params, Run, server as serving
 from eagle3kit.process import Child
