@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3kit import engine_transformers
 from eagle3kit.errors import KitError
 from eagle3kit.rundir import total_bytes
 
@@ -35,71 +36,6 @@ def why_not(folder: Path, dtype: str, available: int) -> str | None:
     if needed > available:
         return f"transformers would need {needed / 1e9:.1f} GB for the weights of the target, {available / 1e9:.1f} GB are free"
     return None
-
-
-def load(folder: Path, dtype: str, trust_remote_code: bool = False) -> torch.nn.Module:
-    """The target as transformers builds it, on the CPU, in the number type that it is served in.
-
-    A Kimi-K2.5 wrapper is an image-text-to-text model. Its latent norms get the epsilon of the config, as vLLM has it:
-    transformers leaves them at its default, which alone makes an error of 1e-5.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    text = config.get_text_config()
-    kind = AutoModelForCausalLM if text is config else AutoModelForImageTextToText
-    number_type = "auto" if dtype == "auto" else getattr(torch, dtype)
-    model: torch.nn.Module = kind.from_pretrained(
-        folder, dtype=number_type, attn_implementation="eager", trust_remote_code=trust_remote_code
-    ).eval()
-    for name, module in model.named_modules():
-        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
-            module.variance_epsilon = text.rms_norm_eps
-    return model
-
-
-def decoder(model: torch.nn.Module, n_layers: int) -> torch.nn.Module:
-    """The part of a model that has `n_layers` decoder layers in `layers`, and the final `norm`.
-
-    Raises:
-        KitError: there is none.
-    """
-    for module in model.modules():
-        layers = getattr(module, "layers", None)
-        if layers is not None and hasattr(module, "norm") and len(layers) == n_layers:
-            return module
-    raise KitError(
-        f"{type(model).__name__} has no decoder of {n_layers} layers that transformers' forward could be watched in",
-        fix="correct target_model",
-    )
-
-
-def states(model: torch.nn.Module, ids: torch.Tensor, n_layers: int) -> torch.Tensor:
-    """The residual stream of one sequence at every point that vLLM numbers: id i is the input of layer i, the last is the norm's.
-
-    Args:
-        ids: `[T]`.
-
-    Returns:
-        `[n_layers + 1, T, hidden]`. transformers' own `output_hidden_states` ends with the state after the norm instead.
-    """
-    import torch
-
-    found: list[torch.Tensor] = []
-
-    def keep(_: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        found.append((args[0] if args else kwargs["hidden_states"])[0].detach())
-
-    part: Any = decoder(model, n_layers)
-    hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in (*part.layers, part.norm)]
-    try:
-        with torch.inference_mode():
-            model(input_ids=ids[None], use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack(found)
 
 
 def errors(extracted: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
@@ -175,10 +111,12 @@ def score(
     """
     import torch
 
-    model = load(folder, dtype, trust_remote_code)
-    total = torch.zeros(len(layers), layers[-1] + 1)
+    model = engine_transformers.load(folder, dtype, trust_remote_code=trust_remote_code)
+    every = range(layers[-1] + 1)
+    total = torch.zeros(len(layers), len(every))
     positions = 0
     for ids, extracted in samples:
-        total += errors(extracted, states(model, ids, layers[-1])) * len(ids)
+        (known,) = engine_transformers.states(model, [ids.tolist()], every)
+        total += errors(extracted, known.transpose(0, 1)) * len(ids)
         positions += len(ids)
     return {"layers": list(layers), "errors": (total / positions).tolist(), "positions": positions}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_data import prompt, write_answers
 
-from eagle3kit import data, golden, hidden_states, reference, server
+from eagle3kit import data, engine_transformers, golden, hidden_states, reference, server
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
@@ -259,7 +259,7 @@ def test_the_whole_check_is_recorded_and_not_made_twice(extracted: Run, target: 
     golden.cross_check(extracted, target, LAYERS, EPS, said.append)
     assert extracted.fact("extraction.layer_error") < 1e-5
     assert extracted.fact("extraction.own_answers") == 1.0
-    monkeypatch.setattr(reference, "load", None)  # would fail if it were called
+    monkeypatch.setattr(engine_transformers, "load", None)  # would fail if it were called
     golden.cross_check(extracted, target, LAYERS, EPS, said.append)
     assert len(said) == 4
     assert all("passed at" in line for line in said)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from eagle3kit import hidden_states, reference, target, tiny
+from eagle3kit import engine_transformers, hidden_states, reference, target, tiny
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.target import Target
@@ -497,9 +497,10 @@ def test_transformers_loads_the_miniature(miniature: Path) -> None:
 def test_every_layer_of_the_miniature_can_be_watched(miniature: Path) -> None:
     import torch
 
-    model = reference.load(miniature, "float32")
+    model = engine_transformers.load(miniature)
     ids = torch.arange(20, 28)
-    states = reference.states(model, ids, tiny.N_LAYERS)
+    (found,) = engine_transformers.states(model, [ids.tolist()], range(tiny.N_LAYERS + 1))
+    states = found.transpose(0, 1)
     assert states.shape == (tiny.N_LAYERS + 1, len(ids), tiny.HIDDEN)
     head, norm = hidden_states.head_and_norm(miniature)
     with torch.no_grad():
