@@ -987,6 +987,7 @@ def _main(arguments: Sequence[str] | None = None) -> None:
     building.add_argument("tokenizer", type=Path)
     building.add_argument("--seed", type=int, default=0)
     building.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    building.add_argument("--int4", action="store_true", help="pack the routed experts in four bits, as Kimi-K2.5 does")
     for command in (converting, building):
         command.add_argument("--dest", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -994,7 +995,7 @@ def _main(arguments: Sequence[str] | None = None) -> None:
         if options.command == "convert":
             convert(options.source, options.dest)
         else:
-            tiny.build_tiny(options.dest, options.seed, options.tokenizer, options.dtype)
+            tiny.build_tiny(options.dest, options.seed, options.tokenizer, options.dtype, int4=options.int4)
             write_json(options.dest / ORIGIN, {"origin": f"the kit's miniature, seed {options.seed}", "format": FORMAT})
     except KitError as error:
         sys.exit(error.message)

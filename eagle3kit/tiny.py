@@ -26,6 +26,7 @@ DType = Literal["float32", "bfloat16"]
 N_LAYERS = 9
 VOCAB_SIZE = 49152
 HIDDEN, DENSE, EXPERT, EXPERTS, EXPERTS_PER_TOKEN = 256, 512, 64, 16, 4
+INT4_GROUP = 32
 HEADS, Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 4, 64, 512, 32, 64, 32
 VISION_HIDDEN, VISION_MLP, VISION_LAYERS, VISION_HEADS, VISION_GRID, PATCH, MERGE = 64, 128, 2, 2, 8, 14, 2
 
@@ -57,8 +58,8 @@ FORMAT = 2
 BOS, EOS, PAD, MEDIA = 1, 2, 16, 6
 
 
-def config(dtype: DType = "float32") -> dict[str, Any]:
-    """The `config.json` of the miniature.
+def config(dtype: DType = "float32", *, int4: bool = False) -> dict[str, Any]:
+    """The `config.json` of the miniature; with `int4` its routed experts are packed as the published checkpoint's are.
 
     Names and structure are the published checkpoint's. The vision part carries both the hub's names (`vt_*`) and the ones that
     transformers and vLLM read. There is no `auto_map`: with one, transformers asks on standard input whether to run remote code.
@@ -141,6 +142,8 @@ def config(dtype: DType = "float32") -> dict[str, Any]:
         "pos_emb_time": 4,
         "pos_emb_width": VISION_GRID,
     }
+    if int4:
+        text["quantization_config"] = _quantization()
     return {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
@@ -160,7 +163,19 @@ def config(dtype: DType = "float32") -> dict[str, Any]:
     }
 
 
-def build_tiny(dest: Path, seed: int, tokenizer: Path, dtype: DType = "float32") -> Path:
+def _quantization() -> dict[str, Any]:
+    """The published block, with the vision part in the ignore list: transformers would look for packed weights there."""
+    weights = {"group_size": INT4_GROUP, "num_bits": 4, "strategy": "group", "symmetric": True, "type": "int"}
+    ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]
+    return {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "format": "pack-quantized",
+        "ignore": [*ignore, "re:.*vision_tower.*", "re:.*mm_projector.*"],
+        "quant_method": "compressed-tensors",
+    }
+
+
+def build_tiny(dest: Path, seed: int, tokenizer: Path, dtype: DType = "float32", *, int4: bool = False) -> Path:
     """Write the miniature checkpoint.
 
     Args:
@@ -169,6 +184,8 @@ def build_tiny(dest: Path, seed: int, tokenizer: Path, dtype: DType = "float32")
         tokenizer: a folder with the SmolLM2 tokenizer (`tokenizer.json`, `tokenizer_config.json`).
         dtype: number type of the weights. In bfloat16 a random mixture of experts is chaotic (6 to 29 % between two
             implementations), so float32 is what comparisons need.
+        int4: pack the routed experts in four bits, as the published checkpoint does. vLLM cannot run those on a CPU without AMX;
+            elsewhere `target_model` may name the folder.
 
     Returns:
         `dest`, with `config.json`, `generation_config.json`, `preprocessor_config.json`, the tokenizer, two shards and their
@@ -182,7 +199,7 @@ def build_tiny(dest: Path, seed: int, tokenizer: Path, dtype: DType = "float32")
 
     dest.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(tokenizer, dest)
-    _write_json(dest / "config.json", config(dtype))
+    _write_json(dest / "config.json", config(dtype, int4=int4))
     _write_json(dest / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD})
     _write_json(dest / "preprocessor_config.json", {"media_proc_cfg": _media_processing()})
 
@@ -192,6 +209,9 @@ def build_tiny(dest: Path, seed: int, tokenizer: Path, dtype: DType = "float32")
         name: value if name.endswith("e_score_correction_bias") else value.to(getattr(torch, dtype))
         for name, value in _weights(generator)
     }
+    if int4:
+        experts = [name for name in weights if ".mlp.experts." in name]
+        weights |= {f"{name}_{part}": t for name in experts for part, t in packed(weights.pop(name)).items()}
     last = {name for name in weights if name.endswith(("embed_tokens.weight", "lm_head.weight"))}
     shards = [{k: v for k, v in weights.items() if k not in last}, {k: v for k, v in weights.items() if k in last}]
     places: dict[str, str] = {}
@@ -276,6 +296,18 @@ def _weights(generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
     yield "mm_projector.proj.0.bias", normal(merged, std=0.02)
     yield "mm_projector.proj.2.weight", linear(HIDDEN, merged)
     yield "mm_projector.proj.2.bias", normal(HIDDEN, std=0.02)
+
+
+def packed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A matrix `[out, in]` in symmetric int4 as compressed-tensors stores it: eight numbers in an int32, a scale for a group."""
+    import torch
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    groups = weight.float().view(len(weight), -1, INT4_GROUP)
+    scale = (groups.abs().amax(2, keepdim=True) / 7).bfloat16()
+    numbers = (groups / scale.float()).round().clamp(-8, 7).to(torch.int8).flatten(1)
+    shape = torch.tensor(weight.shape, dtype=torch.int32)
+    return {"packed": pack_to_int32(numbers, 4), "scale": scale[..., 0].contiguous(), "shape": shape}
 
 
 def _media_processing() -> dict[str, Any]:

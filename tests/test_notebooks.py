@@ -77,3 +77,36 @@ class TestNotebook:
         for name in re.findall(r"^(\w+):", parameters_cell(path), re.MULTILINE):
             assert isinstance(getattr(params, name), bool | int | float | str | list)
         assert params.interactive is False
+
+
+CONTROLS = """
+from eagle3kit import widgets
+options = {"a": 1, "b": 2, "c": 3}
+widgets.choose(options, print, True)
+widgets.choose_two(options, lambda one, other: widgets.table([{"one": one, "other": other}]), True)
+with widgets.LivePlot(True, total=2, every_s=0) as live:
+    live.update([{"split": "train", "step": 1, "loss": 2.0, "acc": [0.1]}])
+    live.update([{"split": "train", "step": 2, "loss": 1.0, "acc": [0.2]}])
+print("after the last control")
+"""
+
+
+def test_controls_render_and_never_wait_where_nobody_can_use_them(tmp_path: Path) -> None:
+    """`interactive: true` under papermill: a mistake that costs a reader nothing but the headless form of the controls."""
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "", "language": "python"}})
+    notebook.cells = [nbformat.v4.new_code_cell(CONTROLS)]
+    nbformat.write(notebook, tmp_path / "in.ipynb")
+    made = papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", execution_timeout=240, progress_bar=False)
+    assert any("after the last control" in output.get("text", "") for output in made.cells[0].outputs)
+    kinds = [kind for output in made.cells[0].outputs for kind in output.get("data", {})]
+    assert kinds.count("application/vnd.jupyter.widget-view+json") == 2
+    assert "image/png" in str(kinds) or "text/html" in kinds
+
+
+def test_notebooks_use_no_other_controls() -> None:
+    uses = [
+        line for path in NOTEBOOKS for _, source in code_cells(path) for line in source.splitlines() if "p.interactive" in line
+    ]
+    assert uses
+    assert all(re.search(r"widgets\.(choose|choose_two|LivePlot)\(", line) for line in uses)
+    assert not [path.name for path in NOTEBOOKS if "ipywidgets" in path.read_text() or "input(" in path.read_text()]

@@ -512,6 +512,33 @@ def test_every_layer_of_the_miniature_can_be_watched(miniature: Path) -> None:
     assert epsilons == {1e-5}  # the config's, as vLLM has it
 
 
+def test_experts_in_four_bits_are_counted_and_read(miniature: Path, tokenizer: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForImageTextToText
+
+    folder = tiny.build_tiny(tmp_path / "int4", 0, tokenizer, int4=True)
+    shape, _ = target.describe(str(folder))
+    real = target.reference("kimi-k2.5").quantization
+    assert shape.quantization == real
+    weights = load_file(target.check_folder(folder) / "model-00001-of-000002.safetensors")
+    weights |= load_file(folder / "model-00002-of-000002.safetensors")
+    stored = {
+        name: tensor.numel() * tensor.element_size() for name, tensor in weights.items() if name.startswith("language_model")
+    }
+    counted, _ = dataclasses.replace(shape, bytes_on_disk=None).weight_bytes()
+    assert counted == pytest.approx(sum(stored.values()), rel=0.001)
+    name = "language_model.model.layers.3.mlp.experts.5.down_proj.weight"
+    assert weights[f"{name}_packed"].shape == (tiny.HIDDEN, tiny.EXPERT // 8)
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    plain = AutoModelForImageTextToText.from_pretrained(miniature)
+    layer, before = (m.get_submodule("model.language_model.layers.3.mlp.experts") for m in (model, plain))
+    error = (layer.down_proj[5].float() - before.down_proj[5]).abs()
+    largest = before.down_proj[5].abs().unflatten(1, (-1, tiny.INT4_GROUP)).amax(2)
+    assert (error.unflatten(1, (-1, tiny.INT4_GROUP)).amax(2) <= 0.51 * largest / 7).all()  # half a step of each group
+
+
 def test_importing_it_imports_no_framework() -> None:
 
     code = "import sys; from eagle3kit import target, plan, doctor, layers; print(*sys.modules)"
