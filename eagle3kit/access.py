@@ -1,8 +1,8 @@
-"""Who may use a run's servers: a key a server, asked for by the server and sent by the tools.
+"""Who may use a run's servers: one key, asked for by every server and sent by the tools.
 
-A loopback port is open to every user of the machine. Each server gets a random key in its environment, where other users and
+A loopback port is open to every user of the machine. The servers get a random key in their environment, where other users and
 the command line do not show it. vLLM asks for a key under `/v1` only (its `/invocations` generates as well), so `RequireKey` asks
-for it everywhere. speculators' tools send no key, and take the path of a state file on the server's word:
+for it everywhere. speculators' tools and `vllm bench` send no key, and the tools take the path of a state file on the server's word:
 
     python -m eagle3kit.access [--store FOLDER] [--trust-remote-code] -- ARGUMENTS OF `speculators`
 
@@ -30,8 +30,9 @@ _Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 _App = Callable[[MutableMapping[str, Any], Any, _Send], Awaitable[None]]
 
 
-def new_key() -> str:
-    """A key for one server: 256 random bits."""
+@functools.cache
+def run_key() -> str:
+    """The key of every server that this process starts: 256 random bits. `vllm bench` measures several with one."""
     return secrets.token_urlsafe(32)
 
 

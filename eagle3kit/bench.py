@@ -10,6 +10,7 @@ all measurements because its imports take longer than a short one.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from eagle3kit import access
 from eagle3kit.errors import KitError
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run, write_json
@@ -77,7 +79,7 @@ class Bench(AbstractContextManager["Bench"]):
         if self._child is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-W", "ignore", "-m", "eagle3kit.bench", str(self._folder)]
-            self._child = Child("bench", command, self._run.path("logs"), {"TOKENIZERS_PARALLELISM": "false"})
+            self._child = Child("bench", command, self._run.path("logs"), server.secret | {"TOKENIZERS_PARALLELISM": "false"})
         write_json(self._folder / "job.json", [*(f"--{name}={value}" for name, value in arguments.items()), *flags])
         while not result.exists():
             server.require_alive()
@@ -115,6 +117,7 @@ def main(folder: Path) -> None:
     from vllm.benchmarks import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    access.send_key(os.environ[access.KEY])
     parser = FlexibleArgumentParser()
     serve.add_cli_args(parser)
     job = folder / "job.json"

@@ -179,7 +179,7 @@ class Server(AbstractContextManager["Server"]):
     def __init__(self, run: Run, model: str | Path, engine: Engine, device: str, say: Callable[[str], None] = print) -> None:
         self.run, self.model, self.engine, self.device, self._say = run, str(model), engine, device, say
         self._child: Child | None = None
-        self._key = access.new_key()
+        self._key = access.run_key()
         self.seconds_to_ready = 0.0
 
     @property
