@@ -2,7 +2,7 @@
 
 A loopback port is open to every user of the machine. The servers get a random key in their environment, where other users and
 the command line do not show it. vLLM asks for a key under `/v1` only (its `/invocations` generates as well), so `RequireKey` asks
-for it everywhere. speculators' tools and `vllm bench` send none, and the tools take the path of a state file on the server's word:
+for it everywhere. speculators' tools and `vllm bench` send none; the tools take the path of a state file on the server's word:
 
     python -m eagle3kit.access [--store FOLDER] [--trust-remote-code] -- ARGUMENTS OF `speculators`
 
