@@ -6,6 +6,7 @@ Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an
     bench/<contestant>       `vllm bench serve` over all prompts: acceptance from the engine's counters
     sampled/<contestant>     the drafter at the target's own temperature
     first/<contestant>       many samples of the first tokens at temperature 1
+    steps/<contestant>       seconds of a decode step, for the speed-up model of this machine (see `calibrate`)
     speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn: pairs that ran within a minute of each other
 
 On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
@@ -26,7 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from eagle3kit import evaluate, plan, simulate, train, verdicts
+from eagle3kit import calibrate, evaluate, plan, simulate, train, verdicts
 from eagle3kit import server as serving
 from eagle3kit.bench import Bench
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
@@ -234,6 +235,9 @@ class Sweep:
             streams = min(FIRST_SAMPLES * FIRST_PROMPTS, p.serve_max_num_seqs)
             first = FIRST_PROMPTS * FIRST_SAMPLES * FIRST_TOKENS
             cells.append(self._cell(f"first/{c.name}", [c], first, streams, {"seed": p.seed}, self._first))
+            if c.name in ("none", f"eagle3-k{p.eval_k}"):
+                timed_tokens = calibrate.REPEATS * (calibrate.STEPS + 4) * (1 if c.k else sum(calibrate.TOKENS))
+                cells.append(self._cell(f"steps/{c.name}", [c], timed_tokens, 1 if c.k else 8, {}, self._steps))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         for load in p.eval_sweep_concurrency:
             count = min(self.prompt_count, max(2, load))
@@ -271,6 +275,10 @@ class Sweep:
             reply = server.post("/v1/completions", body | asked | c.request)
             found.append([choice["token_ids"] for choice in reply["choices"]])
         return found
+
+    def _steps(self, c: Contestant, server: Server) -> Json:
+        prompts = [question.ids for question in self.asked]
+        return calibrate.step_times(server, prompts, (1,) if c.k else calibrate.TOKENS, c.request)
 
     def _speed(self, c: Contestant, server: Server, count: int, tokens: int, load: int) -> Json:
         if self.bench is None:
@@ -378,6 +386,7 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
         ),
         "first": _first(sweep),
     }
+    said["local"] = _local(run, sweep, said)
     write_json(run.path("eval", "sweep.json"), said)
     facts: dict[str, tuple[Any, str]] = {"sweep.checkpoints": (run.digest("checkpoints", train.MADE_BY), "")}
     for load, ratios in said["ratios"].items():
@@ -390,6 +399,10 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
             facts[f"sweep.k{row['k']}.al"] = (round(row["served"], 4), "tokens/forward")
     for name, test in said["first"].items():
         facts[f"sweep.{name}.first_tokens_p"] = (round(test["p"], 4), "p value")
+    if said["local"]:
+        errors = [abs(row["error"]) for row in said["local"]]
+        facts["model.local.median_error"] = (round(statistics.median(errors), 3), "share")
+        facts["model.local.worst_error"] = (round(max(errors), 3), "share")
     facts["sweep.lossless.share"] = (said["lossless"]["share"], "share")
     run.record_all(facts, f"{p.eval_repeats} repeats in turn, {p.eval_sweep_tokens} tokens an answer, temperature 0 unless named")
     _require_lossless(said)
@@ -518,6 +531,17 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
     return {"speed": fast, "ratios": ratios, "advice": verdicts.advice(ratios, configs)}
 
 
+def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The speed-up model fitted to this machine, beside the trained drafter's measured speed-ups (`calibrate.compare`)."""
+    k = run.params.eval_k
+    if k not in run.params.eval_sweep_k:
+        return []  # no speculative step was timed
+    plain, drafting = (sweep.result(f"steps/{name}")[name] for name in ("none", f"eagle3-k{k}"))
+    here = calibrate.fit(run, {int(n): seconds for n, seconds in plain.items()}, drafting["1"], k)
+    mine = [(load, c) for load in said["speed"] for c in sweep.contestants if c.name.startswith("eagle3-k")]
+    return calibrate.compare(here, ((n, c.k, said["speed"][n][c.name]["al"], said["ratios"][n][c.name]) for n, c in mine))
+
+
 def _first(sweep: Sweep) -> dict[str, dict[str, float]]:
     off = sweep.result("first/none")["none"]
     return {c.name: verdicts.two_sample(sweep.result(f"first/{c.name}")[c.name], off) for c in sweep.contestants if c.k}
@@ -568,6 +592,21 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
                 row[f"{what.upper()} p50 / p99 (ms)"] = f"{found[f'median_{what}_ms']:.0f} / {found[f'p99_{what}_ms']:.0f}"
             rows.append(row)
     return rows
+
+
+def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the speed-up model, fitted to this machine, says of the sweep's speed-ups; for a table."""
+    return [
+        {
+            "requests": row["requests"],
+            "k": row["k"],
+            "AL": round(row["AL"], 2),
+            "predicted": round(row["predicted"], 2),
+            "measured": f"{row['measured']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            "error": f"{row['error']:+.0%}",
+        }
+        for row in said["local"]
+    ]
 
 
 def lossless_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
