@@ -93,7 +93,7 @@ def test_vllm_puts_the_guard_before_its_routes(run: Run) -> None:
 # ---- the kit's side
 
 
-def test_each_server_has_a_key_of_its_own_that_no_command_line_shows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runs_servers_have_a_key_of_their_own_that_no_command_line_shows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
 
     class Recorded(Child):
@@ -103,6 +103,7 @@ def test_each_server_has_a_key_of_its_own_that_no_command_line_shows(run: Run, m
     monkeypatch.setattr(serving, "Child", Recorded)
     keys = set()
     for _ in range(2):
+        access.run_key.cache_clear()  # as in another process
         server = Server(run, "m", serving.plain(), "cpu")
         server.begin()
         command, env = started[-1]
