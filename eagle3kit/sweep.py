@@ -228,13 +228,13 @@ class Sweep:
                 tokens = self.prompt_count * long
                 cells.append(self._cell(f"bench/{c.name}", [c], tokens, p.eval_concurrency, inputs, counted))
             if c.name == f"eagle3-k{p.eval_k}":
-                inputs = {"eval_max_tokens": long, "seed": p.seed, **wide}
+                inputs = {"eval_max_tokens": long, **wide}
                 cells.append(
                     self._cell(f"sampled/{c.name}", [c], len(self.asked) * long, p.eval_concurrency, inputs, self._sampled)
                 )
             streams = min(FIRST_SAMPLES * FIRST_PROMPTS, p.serve_max_num_seqs)
             first = FIRST_PROMPTS * FIRST_SAMPLES * FIRST_TOKENS
-            cells.append(self._cell(f"first/{c.name}", [c], first, streams, {"seed": p.seed}, self._first))
+            cells.append(self._cell(f"first/{c.name}", [c], first, streams, {}, self._first))
             if c.name in ("none", f"eagle3-k{p.eval_k}"):
                 timed_tokens = calibrate.REPEATS * (calibrate.STEPS + 4) * (1 if c.k else sum(calibrate.TOKENS))
                 cells.append(self._cell(f"steps/{c.name}", [c], timed_tokens, 1 if c.k else 8, {}, self._steps))
@@ -261,18 +261,23 @@ class Sweep:
     def _sampled(self, c: Contestant, server: Server) -> Json:
         """At the temperature that the server takes when a request names none: the target's own."""
         p = self.run.params
-        extra = c.request | {"temperature": None, "seed": p.seed}
+        extra = c.request | {"temperature": None}
         answers = evaluate.ask(server, self.asked, p.eval_max_tokens, p.eval_concurrency, extra)
         return {name: answer.accepted for name, answer in answers.items()}
 
     def _first(self, c: Contestant, server: Server) -> Json:
-        """Samples of the first tokens, by prompt, no two from one seed: equal seeds would make samples that hang together."""
+        """Samples of the first tokens, by prompt.
+
+        vLLM on a CPU knows no seed of a request. All servers start from one seed, and equal random numbers would make samples that
+        hang together: so each contestant first draws another number of tokens that nobody looks at.
+        """
         body = {"model": server.model, "n": FIRST_SAMPLES, "max_tokens": FIRST_TOKENS, "temperature": 1, "return_token_ids": True}
-        seed = self.run.params.seed + FIRST_SAMPLES * FIRST_PROMPTS * self.contestants.index(c)
+        few = self.asked[:FIRST_PROMPTS]
+        ahead = {"n": 1, "max_tokens": 1 + self.contestants.index(c), "prompt": list(few[0].ids)}
+        server.post("/v1/completions", body | ahead | c.request)
         found = []
-        for i, question in enumerate(self.asked[:FIRST_PROMPTS]):  # sample j of a request has the seed after that of sample j - 1
-            asked = {"prompt": list(question.ids), "seed": seed + FIRST_SAMPLES * i}
-            reply = server.post("/v1/completions", body | asked | c.request)
+        for question in few:
+            reply = server.post("/v1/completions", body | {"prompt": list(question.ids)} | c.request)
             found.append([choice["token_ids"] for choice in reply["choices"]])
         return found
 

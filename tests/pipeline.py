@@ -36,6 +36,7 @@ draft_vocab_size: 2048
 vocab_min_coverage: 0.5
 golden_samples: 3
 train_epochs: 2
+train_best_by: last
 train_lr: 0.01
 train_pack_tokens: 256
 eval_max_tokens: 16
