@@ -268,7 +268,7 @@ class Sweep:
     def _first(self, c: Contestant, server: Server) -> Json:
         """Samples of the first tokens, by prompt.
 
-        vLLM on a CPU knows no seed of a request. All servers start from one seed, and equal random numbers would make samples that
+        vLLM on a CPU knows no seed of a request. All servers start from one seed, and samples from equal random numbers would
         hang together: so each contestant first draws another number of tokens that nobody looks at.
         """
         body = {"model": server.model, "n": FIRST_SAMPLES, "max_tokens": FIRST_TOKENS, "temperature": 1, "return_token_ids": True}
