@@ -27,13 +27,13 @@ MARKUP = {"escape", "join", "tag", "as_conversation", "whole_page"}
 """Functions that may call text HTML: each escapes, or takes what one of the others made."""
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call, str]]:
-    """Every call: what is called, the call, and the function it stands in."""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call):
-                    yield ast.unparse(node.func), node, function.name
+def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.Call, str]]:
+    """Every call: what is called, the call, and the innermost function it stands in, empty for a module's own lines."""
+    for node in ast.iter_child_nodes(tree):
+        here = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else inside
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node, here
+        yield from calls(node, here)
 
 
 def keyword(call: ast.Call, name: str) -> str:
@@ -79,6 +79,8 @@ def test_nothing_runs_what_a_file_or_a_model_says(path: Path) -> None:
         "import pickle",
         "from joblib import load",
         "def f():\n    subprocess.run('ls', shell=True)",
+        "subprocess.run('ls', shell=True)",
+        "class C:\n    x = subprocess.run('ls', shell=True)",
         "def f():\n    os.system('ls')",
         "def f():\n    torch.load('x')",
         "def f():\n    torch.load('x', weights_only=False)",
