@@ -146,6 +146,7 @@ def command(params: Params, model: str | Path, engine: Engine, port: int, device
     arguments += ["--max-num-seqs", str(params.serve_max_num_seqs), "--seed", str(params.seed)]
     if device == "cpu":
         arguments += ["--enforce-eager"]  # compiling takes longer than these runs
+        arguments += ["--worker-extension-cls", "eagle3kit.cpu_sampling.WholeTemperature"]
     else:
         arguments += ["--tensor-parallel-size", str(params.serve_tensor_parallel)]
         arguments += ["--gpu-memory-utilization", str(params.serve_gpu_memory_utilization)]
