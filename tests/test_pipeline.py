@@ -65,10 +65,9 @@ def test_sigkill_in_the_middle_of_extraction_leaves_nothing(pipeline: Pipeline) 
 
 
 def workers(pipeline: Pipeline) -> list[psutil.Process]:
-    """The processes in which vLLM runs the model, by the titles it gives them; children of the server that the kit started."""
+    """The processes in which vLLM runs the model, by the title it gives them; children of the server that the kit started."""
     below = [child for server in server_pids(pipeline) for child in server.children(recursive=True)]
-    named = {title: [p for p in below if title in " ".join(p.cmdline())] for title in ("VLLM::Worker", "VLLM::EngineCore")}
-    return named["VLLM::Worker"] or named["VLLM::EngineCore"]
+    return [process for process in below if "VLLM::EngineCore" in " ".join(process.cmdline())]
 
 
 def test_a_killed_worker_of_the_server_fails_the_stage_in_one_line_and_is_reported(pipeline: Pipeline) -> None:

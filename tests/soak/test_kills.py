@@ -26,7 +26,6 @@ KINDS = {
     "the notebook's kernel": "ipykernel",
     "the server": "vllm.entrypoints",
     "vLLM's engine": "VLLM::EngineCore",
-    "vLLM's worker": "VLLM::Worker",
     "a tool": "-m speculators",
     "the trainer": "-m eagle3kit.trainer",
 }
