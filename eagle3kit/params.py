@@ -19,8 +19,9 @@ papermill injects one cell of plain assignments that starts with `# Parameters`,
 by the person at the notebook. The second is the text variable `params_file`, which names the file: `eagle3kit run` injects it
 (`Params.notebook_values`) next to the values, and a value that equals the file's is then `file`. Plain `papermill -f FILE` shows
 its values as `command line`, which is all a kernel can know; `papermill -p params_file FILE` loads the file here instead, with
-every check. In JupyterLab the same variable, written into the parameters cell, fills every parameter that the cell leaves at its
-default. `params_file` is not allowed inside a file: a copied file would go on naming its original.
+every check. In JupyterLab the same variable, in the parameters cell, fills every parameter that the cell leaves at its default:
+the shipped notebooks name `params/local.yaml`. Where papermill injects values but no file, the cell's file is not read: a run is
+what its command line says. `params_file` is not allowed inside a file: a copied file would go on naming its original.
 
 A value wins over others in this order: command line, notebook (where it differs from the default), file, default.
 """
@@ -934,7 +935,7 @@ def load(namespace: Mapping[str, Any]) -> Params:
     }
     _refuse_unknown(suspects, here, ", then restart the kernel (it still knows the old name)")
 
-    file = namespace.get("params_file") or ""
+    file = namespace.get("params_file") or "" if not injected or "params_file" in injected else ""
     if not isinstance(file, str):
         raise ParamError("params_file has the wrong type", names=["params_file"], seen=_shown(file), wanted="a path").at(here)
     values, places = _read(_find_upwards(file)) if file else ({}, {})

@@ -25,7 +25,7 @@ from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
-from eagle3kit.server import cores, preload
+from eagle3kit.server import arithmetic, cores
 from eagle3kit.target import local_folder
 
 MADE_BY = "05_train"
@@ -233,7 +233,7 @@ def _environment(run: Run, device: str) -> dict[str, str]:
     common = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     if device != "cpu":
         return common
-    return common | {"OMP_NUM_THREADS": str(cores(run.params)), "LD_PRELOAD": ":".join(preload())}
+    return common | arithmetic(run.params)
 
 
 def drop_unfinished(folder: Path) -> None:

@@ -10,7 +10,7 @@ import papermill
 import pytest
 
 from eagle3kit.cli import STAGES
-from eagle3kit.params import SPECS, load_file
+from eagle3kit.params import SPECS, load, load_file
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -68,13 +68,23 @@ class TestNotebook:
     def test_parameters_are_known_with_their_defaults(self, path: Path) -> None:
         space: dict[str, Any] = {}
         exec(parameters_cell(path), space)  # noqa: S102 - our own file
-        for name in space["__annotations__"]:
+        first, *others = space["__annotations__"]
+        assert first == "params_file"
+        for name in others:
             assert space[name] == SPECS[name].default, name
+
+    def test_in_jupyterlab_it_shows_the_run_of_make_run(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(path.parent)
+        space: dict[str, Any] = {}
+        exec(parameters_cell(path), space)  # noqa: S102 - our own file
+        here, there = load(space), load_file(ROOT / "params" / "local.yaml")
+        assert here.interactive
+        assert here.model_copy(update={"interactive": False}) == there
 
     @pytest.mark.parametrize("file", sorted((ROOT / "params").glob("*.yaml")), ids=lambda file: file.stem)
     def test_every_params_file_gives_what_it_declares(self, path: Path, file: Path) -> None:
         params = load_file(file)
-        for name in re.findall(r"^(\w+):", parameters_cell(path), re.MULTILINE):
+        for name in re.findall(r"^(\w+):", parameters_cell(path), re.MULTILINE)[1:]:
             assert isinstance(getattr(params, name), bool | int | float | str | list)
         assert params.interactive is False
 

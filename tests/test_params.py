@@ -393,6 +393,13 @@ def test_params_file_written_in_the_notebook(write: Write, monkeypatch: pytest.M
     assert load(notebook(CELL + "params_file: str = ''\n")) == Params()
 
 
+def test_papermills_values_stand_alone_where_papermill_names_no_file(write: Write) -> None:
+    """The shipped notebooks name a file of their own: `papermill -f other.yaml` must not be filled up from it."""
+    named = CELL + f"params_file: str = {str(write('seed: 7'))!r}\n"
+    assert load(notebook(named)).seed == 7
+    assert load(notebook(named, {"eval_k": 5})) == Params(eval_k=5)
+
+
 def test_params_file_that_is_wrong(write: Write) -> None:
     """A missing or bad file behind `params_file` is an error with its line, not a silent default."""
     assert "there is no such params file" in refused(lambda: load(notebook(CELL + "params_file = 'no/where.yaml'\n")))
