@@ -54,6 +54,7 @@ TRAINER_OPTIONS: Mapping[str, str | None] = {
     "epochs": None,
     "lr": None,
     "weight-decay": None,
+    "muon-weight-decay": None,
     "optimizer": "muon",
     "scheduler-type": "cosine",
     "scheduler-warmup-ratio": None,

@@ -244,7 +244,7 @@ class Params(BaseModel):
     train_warmup_share: float = _training(
         0.05, "share", "share of the steps that the learning rate rises", aka=("warmup_ratio",), ge=0, lt=1
     )
-    train_weight_decay: float = _training(0.01, "", "weight decay of AdamW and of the AdamW part beside Muon", ge=0, lt=1)
+    train_weight_decay: float = _training(0.1, "", "weight decay, of the matrices and of the rest alike", ge=0, le=10)
     train_save_every: float = _training(
         1.0, "epochs", "epochs between checkpoints; may be a fraction", aka=("checkpoint_freq",), gt=0
     )
