@@ -77,8 +77,8 @@ def orthogonalize(grad: torch.Tensor, ns_coefficients: Sequence[float], ns_steps
     """Muon's Newton-Schulz iteration in float32: `X <- aX + (b XX' + c (XX')^2) X`, from the gradient scaled to a norm of 1.
 
     torch does it in bfloat16, which a CPU without AMX emulates: 25 s a step of a SmolLM2 drafter on two cores, here 0.3 s. Each
-    iteration multiplies X from the left by a polynomial of XX'. So the iterations run on XX', which is small where X is long, and X
-    is multiplied once, at the end: the same result in four fifths of the time.
+    iteration multiplies X from the left by a polynomial of XX'. So the iterations run on XX', which is small where X is long, and
+    X is multiplied once, at the end: the same result in four fifths of the time.
 
     Args:
         grad: a matrix `[rows, columns]`.
