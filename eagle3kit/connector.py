@@ -2,7 +2,8 @@
 
 vLLM ships `ExampleHiddenStatesConnector`, which copies hidden states out of its cache on a CUDA stream into pinned memory.
 Neither exists on a CPU, so this subclass replaces that one method by a plain copy and keeps everything else: which file a
-request gets, the lock a client waits on, and when the scheduler may free the blocks. On a GPU the stock classes are used.
+request gets, the lock a client waits on, and when the scheduler may free the blocks. On a GPU the stock classes are used, or for
+`extraction_storage: fp8` hs_connectors' subclass of it.
 
 This module is imported inside the server process only (`kv_connector_module_path`, `--scheduler-cls`); nothing else in the kit
 imports it.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,6 +22,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
 )
 from vllm.v1.core.sched.scheduler import Scheduler
+
+from eagle3kit import state_files
 
 
 class _Copied:
@@ -35,7 +37,7 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[mi
     """`ExampleHiddenStatesConnector` for tensors that already live in host memory."""
 
     def _submit_async_write(self, pending: PendingSave) -> None:
-        """Write `hidden_states [T, n_layers, hidden]` and `token_ids [T]` of one finished request.
+        """Write the hidden states `[T, n_layers, hidden]` and token ids `[T]` of one finished request (see `state_files`).
 
         The file appears under its final name only when complete (temporary name, then rename); the lock that the parent took
         when the request arrived is released after that, so a waiting client never sees half a file.
@@ -46,10 +48,9 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[mi
         offsets = torch.arange(self._block_size, dtype=torch.long)
         slots = (offsets[None, :] + blocks[:, None] * self._block_size).flatten()
         lock: int | None = self._lock_fds.pop(pending.req_id, None)
-        tensors: dict[str, Any] = {
-            "hidden_states": extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0]).contiguous(),
-            "token_ids": pending.token_ids.clone(),
-        }
+        states = extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0]).contiguous()
+        storage = self._kv_transfer_config.get_from_extra_config("storage", "native")
+        tensors = state_files.tensors(states, pending.token_ids.clone(), storage)
         final = Path(pending.filename)
         partial = final.with_suffix(".partial")
         try:

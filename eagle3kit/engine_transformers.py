@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3kit import state_files
 from eagle3kit.rundir import Run, cannot_write, write_atomic
 from eagle3kit.server import Engine, cores
 from eagle3kit.target import local_folder
@@ -227,7 +228,7 @@ class TransformersEngine:
     # ---- hidden states
 
     def extract(self, wanted: Mapping[Path, Sequence[int]], say: Callable[[int], None]) -> None:
-        """Write the states of each sequence to its file: `hidden_states [T, n_layers, hidden]` and `token_ids [T]`.
+        """Write the states of each sequence to its file (see `state_files`).
 
         Args:
             wanted: token ids by file; a file appears when it is whole.
@@ -241,7 +242,7 @@ class TransformersEngine:
         for start in range(0, len(ordered), size):
             batch = ordered[start : start + size]
             for (path, ids), found in zip(batch, states(self._model, [ids for _, ids in batch], self.layers), strict=True):
-                write_atomic(path, save({"hidden_states": found, "token_ids": torch.as_tensor(ids)}))
+                write_atomic(path, save(state_files.tensors(found, torch.as_tensor(ids), self.run.params.extraction_storage)))
             say(start + len(batch))
 
     def prompt_logprobs(self, ids: Sequence[int]) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3kit import reference
+from eagle3kit import reference, state_files
 from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.hidden_states import head_and_norm, load_states, state_file
@@ -160,7 +160,8 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
         for index in indices:
             row = tokens[index]
             at = spread([at for at in row["loss_mask"].nonzero()[:, 0].tolist() if at > 0], count)
-            guesses = _most_likely(_last_states(state_file(folder, index), at), head, norm, eps)
+            states = state_files.read(state_file(folder, index), [position - 1 for position in at])["hidden_states"]
+            guesses = _most_likely(states[:, -1], head, norm, eps)
             found[index] = (int((guesses == row["input_ids"][at]).sum()), len(at))
         return found
 
@@ -180,16 +181,6 @@ def spread(positions: Sequence[int], count: int) -> list[int]:
     """At most `count` of the positions, first and last among them, evenly spread."""
     count = min(count, len(positions))
     return [positions[round(i * (len(positions) - 1) / max(1, count - 1))] for i in range(count)]
-
-
-def _last_states(path: Path, positions: Sequence[int]) -> torch.Tensor:
-    """Last-layer states `[len(positions), hidden]` of the positions before those given, without reading the whole file."""
-    import torch
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        states = file.get_slice("hidden_states")
-        return torch.cat([states[at - 1 : at][:, -1] for at in positions])
 
 
 def _most_likely(states: torch.Tensor, head: torch.Tensor, norm: torch.Tensor, eps: float) -> torch.Tensor:

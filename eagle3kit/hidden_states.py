@@ -1,7 +1,7 @@
 """Hidden states of the target at the drafter's layers: extraction, resume, verification, and the golden check.
 
-The server writes one safetensors file a sequence: `hidden_states [T, n_aux + 1, hidden]`, `token_ids [T]`; the last of the layers
-is the output of the final layer before the norm, which the trainer turns into the target's own next-token distribution.
+The server writes one file a sequence: `hidden_states [T, n_aux + 1, hidden]`, `token_ids [T]` (see `state_files`); the last of
+the layers is the final layer's output before the norm, which the trainer turns into the target's own next-token distribution.
 
     hidden_states/hs_<i>.safetensors    row i of data/rows, as speculators' loader expects
     hidden_states/files.json            size and digest of each file, checked again before training
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3kit import checkpoint
+from eagle3kit import checkpoint, state_files
 from eagle3kit import server as serving
 from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
 from eagle3kit.engine_transformers import TransformersEngine
@@ -49,7 +49,7 @@ def capture_folder(run: Run, model: str | Path, layers: Sequence[int]) -> Path:
     A file does not say which layers it holds. A folder of its own for each choice keeps those of an interrupted run with other
     layers, weights or number type from being taken for these.
     """
-    choice = [str(model), list(layers), *run.params.subset(("target_revision", "target_dtype")).values()]
+    choice = [str(model), list(layers), *run.params.subset(("target_revision", "target_dtype", "extraction_storage")).values()]
     return run.path(CAPTURE, value_digest(choice)[:12])
 
 
@@ -58,7 +58,7 @@ def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device
     if run.params.extraction_engine == "transformers":
         return TransformersEngine(run, model, layers, device)
     store = capture_folder(run, model, layers)
-    return Server(run, model, serving.extraction(layers, store, device), device)
+    return Server(run, model, serving.extraction(layers, store, device, run.params.extraction_storage), device)
 
 
 # ---- extraction
@@ -83,7 +83,9 @@ def extract(
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
     folder = run.path("hidden_states")
-    step = run.step("hidden_states", {"data": run.digest("data", MADE_BY), "layers": list(layers)})
+    storage = run.params.extraction_storage
+    inputs = {"data": run.digest("data", MADE_BY), "layers": list(layers)}
+    step = run.step("hidden_states", inputs if storage == "native" else {**inputs, "extraction_storage": storage})
     damaged = []
     if step.done:
         damaged = damaged_files(folder)
@@ -97,7 +99,7 @@ def extract(
         adopt(capture_folder(run, server.model, layers), folder, tokens)
         record: dict[str, Any] = {}
         for attempt in range(2):
-            report, record = verify(folder, rows, tokens, layers, hidden_size)
+            report, record = verify(folder, rows, tokens, layers, hidden_size, storage)
             if not report:
                 break
             if attempt:
@@ -163,7 +165,11 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
     server.ensure()
     command = [*server.tool("--store", str(run.path(CAPTURE))), "generate-offline-data"]
     command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
-    command += ["--concurrency", str(run.params.extraction_concurrency), "--validate-outputs", "--fail-on-error"]
+    command += ["--concurrency", str(run.params.extraction_concurrency), "--fail-on-error"]
+    if (
+        run.params.extraction_storage == "native"
+    ):  # torch finds no extremes in fp8, so the tool would end here; `verify` reads all
+        command += ["--validate-outputs"]
 
     def progress() -> int:
         server.require_alive()
@@ -186,9 +192,9 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
 
 
 def verify(
-    folder: Path, rows: Sequence[Row], tokens: Any, layers: Sequence[int], hidden_size: int
+    folder: Path, rows: Sequence[Row], tokens: Any, layers: Sequence[int], hidden_size: int, storage: str = "native"
 ) -> tuple[dict[int, str], dict[str, Any]]:
-    """Read every file back and compare it with its row.
+    """Read every file back and compare it with its row, and with the `storage` that the trainer will be told of.
 
     Returns:
         What is wrong, by row, and the statistics of what is right: per layer mean, standard deviation, mean L2 norm of a
@@ -203,7 +209,10 @@ def verify(
     torch.set_num_threads(1)  # a row is too small to share: two threads take longer, ten times so beside a busy neighbour
     try:
         for index in range(len(rows)):
-            states, reason = load_states(state_file(folder, index), tokens[index]["input_ids"], len(layers), hidden_size)
+            path = state_file(folder, index)
+            states, reason = load_states(path, tokens[index]["input_ids"], len(layers), hidden_size)
+            if states is not None and (found := state_files.storage_of(path)) != storage:
+                states, reason = None, f"stored as {found}, wanted {storage}"
             if states is None:
                 wrong[index] = reason
                 continue
@@ -235,12 +244,11 @@ def verify(
 def load_states(path: Path, token_ids: torch.Tensor, n_layers: int, hidden_size: int) -> tuple[torch.Tensor | None, str]:
     """Hidden states `[T, n_layers, hidden]` of one row, or None and what is wrong with the file."""
     import torch
-    from safetensors.torch import load_file
 
     if not path.exists():
         return None, "missing"
     try:
-        found = load_file(path)
+        found = state_files.read(path)
     except Exception as error:  # safetensors raises its own kinds
         return None, f"unreadable: {error}"
     if set(found) != {"hidden_states", "token_ids"}:

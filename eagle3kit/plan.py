@@ -174,12 +174,14 @@ def counted(rows: Iterable[Row]) -> Workload:
 # ---- sizes
 
 
-def bytes_per_token(target: Target, n_aux: int, dtype: str) -> int:
+def bytes_per_token(target: Target, n_aux: int, dtype: str, storage: str = "native") -> int:
     """Bytes of a token's hidden states: hidden x (n_aux auxiliary layers + the last one) x bytes of the number type.
 
-    Kimi-K2.5 with three auxiliary layers in bfloat16: 7168 x 4 x 2 = 57,344.
+    Kimi-K2.5 with three auxiliary layers in bfloat16: 7168 x 4 x 2 = 57,344. With `storage` fp8 it is one byte a number, and four
+    for the token's scale.
     """
-    return target.hidden_size * (n_aux + 1) * served_bytes(target, dtype)
+    numbers = target.hidden_size * (n_aux + 1)
+    return numbers + 4 if storage == "fp8" else numbers * served_bytes(target, dtype)
 
 
 def drafter_shape(params: Params, target: Target) -> dict[str, int]:
@@ -410,6 +412,9 @@ class Plan:
         room = states + DISK_LIMIT * (self.disk.used + self.disk.free) - (self.disk.used + need)
         fits = math.floor(room / states * self.work.prompts) - self.work.heldout_prompts
         remedy = f"set runs_dir to a disk with {_bytes(need / DISK_LIMIT)} free"
+        rounded = self.work.tokens * bytes_per_token(self.target, drafter_shape(p, self.target)["aux"], p.target_dtype, "fp8")
+        if p.extraction_storage == "native" and rounded <= room:
+            remedy += ", or extraction_storage: fp8"
         if fits >= 1:
             remedy += f", or data_train_prompts: {fits}"
             shorter = math.floor(p.data_seq_length * room / states)
@@ -459,7 +464,8 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     counts = drafter_parameters(target, shape, norm_before_fc=p.drafter_norm_before_fc or p.drafter_fc_norm)
     total = sum(counts.values())
     trained = total - counts["lm_head"] - counts["embed_tokens"]
-    per_token = bytes_per_token(target, n_aux, p.target_dtype)
+    per_token = bytes_per_token(target, n_aux, p.target_dtype, p.extraction_storage)
+    number = p.target_dtype if p.extraction_storage == "native" else f"{p.extraction_storage} with a scale a token"
     states, there = work.tokens * per_token, _existing_states(p)
     saves = math.ceil(p.train_epochs / p.train_save_every)
     checkpoints = saves * (2 * total + 4 * trained)
@@ -468,7 +474,7 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     parts = "hidden states + checkpoints" + (" + download" if download and same_disk else "")
     return {
         "hidden_states.bytes_per_token": Estimate(
-            per_token, "bytes", f"{target.hidden_size} wide x ({n_aux} auxiliary layers + the last), number type {p.target_dtype}"
+            per_token, "bytes", f"{target.hidden_size} wide x ({n_aux} auxiliary layers + the last), number type {number}"
         ),
         "hidden_states.bytes": Estimate(states, "bytes", f"{work.how.partition(':')[0]}: tokens x bytes per token"),
         "hidden_states.at_most": Estimate(
@@ -524,7 +530,7 @@ def _existing(folder: Path) -> Path:
 def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> dict[str, Estimate]:
     """Steps, arithmetic and time."""
     shape = drafter_shape(p, target)
-    per_token = bytes_per_token(target, shape["aux"], p.target_dtype)
+    per_token = bytes_per_token(target, shape["aux"], p.target_dtype, p.extraction_storage)
     passes = work.train_tokens * p.train_epochs
     steps = p.train_epochs * math.ceil(work.train_tokens / (p.train_pack_tokens * p.train_processes))
     flops = training_flops(drafter_parameters(target, shape), p.train_ttt_steps) * passes

@@ -1028,11 +1028,12 @@ def _prose_02(e: Evidence, bounds: Bounds) -> list[Markup]:
 
 def _prose_03(e: Evidence, bounds: Bounds) -> list[Markup]:
     size, rate = e.number("extraction.bytes"), e.number("extraction.tokens_per_s")
+    form = ", rounded to one byte a number" if e.param("extraction_storage") == "fp8" else ""
     said = _say(
         f"The target's own answers gave {e.count('data.train_tokens', 'training tokens')} and",
         f"{e.count('data.heldout_prompts', 'held-out prompts')}.",
         f"Hidden states were recorded for {e.count('extraction.tokens', 'tokens')},",
-        "of unknown size on disk." if size is None else f"{fmt_bytes(size)} on disk.",
+        f"of unknown size on disk{form}." if size is None else f"{fmt_bytes(size)} on disk{form}.",
         "At what rate is unknown." if rate is None else f"Answers and states came at {rate:,.0f} tokens a second.",
     )
     dropped = {str(why): number(n) for why, n in mapping(mapping(e.json("data/rows.json")).get("dropped")).items()}

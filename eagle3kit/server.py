@@ -81,17 +81,26 @@ def speculating(name: str, config: dict[str, Any], *, or_shorter: bool = False) 
     return Engine(name, (*_speculate(config), *ACCEPTANCE, *scheduler))
 
 
-def extraction(layers: Sequence[int], store: Path, device: str) -> Engine:
+def extraction(layers: Sequence[int], store: Path, device: str, storage: str = "native") -> Engine:
     """Hidden-state extraction of `layers` (vLLM ids, the last one the final layer's output before the norm) into `store`.
+
+    What is written is `native`, in the target's number type, or `fp8` (`storage`, see `state_files`).
 
     Prefix caching is off: a position served from the cache is never computed, so it would have no hidden state.
     """
     connector = {"kv_connector": "ExampleHiddenStatesConnector"}
+    if storage == "fp8":
+        connector = {
+            "kv_connector": "FP8HiddenStatesConnector",
+            "kv_connector_module_path": "hs_connectors.fp8_hidden_states_connector",
+        }
+    options = {"shared_storage_path": str(store)}
     scheduler: tuple[str, ...] = ()
     if device == "cpu":
         connector = {"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "eagle3kit.connector"}
+        options |= {"storage": storage} if storage != "native" else {}
         scheduler = ("--scheduler-cls", "eagle3kit.connector.CpuScheduler")
-    transfer = {**connector, "kv_role": "kv_producer", "kv_connector_extra_config": {"shared_storage_path": str(store)}}
+    transfer = {**connector, "kv_role": "kv_producer", "kv_connector_extra_config": options}
     speculate = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3kit import hidden_states
+from eagle3kit import hidden_states, state_files
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.rundir import Run
 
@@ -93,8 +93,6 @@ def heldout(run: Run, folder: Path, lengths: Sequence[int]) -> dict[int, dict[st
     Returns:
         By length, by row id: one count a draft.
     """
-    from safetensors.torch import load_file
-
     module = load_module(folder)
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
@@ -102,7 +100,7 @@ def heldout(run: Run, folder: Path, lengths: Sequence[int]) -> dict[int, dict[st
     for index, row in enumerate(rows):
         if row.split == "heldout":
             item = tokens[index]
-            states = load_file(hidden_states.state_file(run.path("hidden_states"), index))["hidden_states"]
+            states = state_files.read(hidden_states.state_file(run.path("hidden_states"), index))["hidden_states"]
             ids = item["input_ids"][: len(states)]
             proposed = drafts(module, states[:, :-1].float(), ids, max(lengths)).tolist()
             start = int(item["loss_mask"].int().argmax())

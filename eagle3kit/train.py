@@ -85,6 +85,8 @@ def command(run: Run, model: Path | str, device: str) -> list[str]:
         "on-missing": "raise",
         "seed": p.seed,
     }
+    if p.extraction_storage == "fp8":
+        arguments["hidden-states-backend"] = "fp8"
     if device == "cpu":
         arguments |= {"draft-attn-impl": "sdpa", "loss-implementation": "eager", "hidden-states-dtype": "float32"}
     program = [sys.executable, "-W", "ignore"]

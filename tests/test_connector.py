@@ -5,13 +5,17 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file
+
+from eagle3kit import state_files
 
 BLOCK, LAYERS, HIDDEN = 4, 3, 5
 
 
-def test_slots_are_copied_in_order_and_the_lock_is_released(tmp_path: Path) -> None:
+@pytest.mark.parametrize("storage", ["native", "fp8"])
+def test_slots_are_copied_in_order_and_the_lock_is_released(tmp_path: Path, storage: str) -> None:
     from eagle3kit.connector import CpuHiddenStatesConnector
 
     cache = torch.arange(6 * LAYERS * BLOCK * HIDDEN, dtype=torch.float32).view(6, LAYERS, BLOCK, HIDDEN)
@@ -22,12 +26,14 @@ def test_slots_are_copied_in_order_and_the_lock_is_released(tmp_path: Path) -> N
     connector = CpuHiddenStatesConnector.__new__(CpuHiddenStatesConnector)
     connector._is_tp_rank_zero, connector._block_size, connector._kv_cache = True, BLOCK, cache
     connector._lock_fds, connector._req_copy_events = {"r": held}, {}
+    connector._kv_transfer_config = SimpleNamespace(get_from_extra_config={"storage": storage}.get)
     pending = SimpleNamespace(req_id="r", filename=str(path), token_ids=torch.arange(6), block_ids=[4, 1])
     connector._submit_async_write(pending)
 
-    found = load_file(path)
+    stored, found = load_file(path), state_files.read(path)
     expected = torch.cat([cache[4].transpose(0, 1), cache[1].transpose(0, 1)])[:6]
-    assert torch.equal(found["hidden_states"], expected)
+    assert set(stored) - set(found) == ({"hidden_states_scales"} if storage == "fp8" else set())
+    torch.testing.assert_close(found["hidden_states"], expected, rtol=2**-4 if storage == "fp8" else 0, atol=0)
     assert found["token_ids"].tolist() == list(range(6))
     assert connector._req_copy_events["r"].query()
     assert [file.name for file in path.parent.iterdir()] == ["request.safetensors"]

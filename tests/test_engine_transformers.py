@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_data import conversation
 
-from eagle3kit import data, hidden_states
+from eagle3kit import data, hidden_states, state_files
 from eagle3kit.engine_transformers import TransformersEngine, load, states
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -186,6 +186,21 @@ def test_its_files_pass_verification_and_the_golden_check(target: Path, tmp_path
     assert result["mae"] < 1e-4
     assert result["slots"][2]["mae"] > 0.1
     assert "model that made them" in run.facts()["extraction.golden_top1"]["source"]
+
+
+def test_states_of_one_byte_are_another_input_of_the_step(target: Path, tmp_path: Path) -> None:
+    limits = {"golden_min_top1": 0.93, "golden_max_mae": 0.1, "golden_max_layer_error": 0.05}
+    run, engine = opened(target, tmp_path, extraction_storage="fp8", **limits)
+    data.answer(run, engine, quiet)
+    hidden_states.extract(run, engine, LAYERS, 32, quiet)
+    files = sorted(run.path("hidden_states").glob("hs_*"))
+    assert {state_files.storage_of(path) for path in files} == {"fp8"}
+    before = [path.stat().st_mtime_ns for path in files]
+    hidden_states.extract(run, engine, LAYERS, 32, quiet)
+    assert [path.stat().st_mtime_ns for path in files] == before
+    native, other = opened(target, tmp_path)
+    with pytest.raises(KitError, match=r"made with another extraction_storage; seen .fp8."):
+        hidden_states.extract(native, other, LAYERS, 32, quiet)
 
 
 def test_states_of_the_wrong_layer_fail_its_golden_check(target: Path, tmp_path: Path) -> None:

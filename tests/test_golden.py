@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_data import prompt, write_answers
 
-from eagle3kit import data, engine_transformers, golden, hidden_states, reference, server
+from eagle3kit import data, engine_transformers, golden, hidden_states, reference, server, state_files
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
@@ -233,6 +233,26 @@ def test_a_fault_is_caught_and_named_and_passes_without_its_guard(extracted: Run
     if "read" not in caught:  # a file that cannot be read stops the others too
         for name in GUARDS.keys() - caught:
             GUARDS[name](extracted, target)
+
+
+def test_states_of_one_byte_pass_every_guard_and_fail_without_their_scales(
+    extracted: Run, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"golden_min_top1": 0.93, "golden_max_mae": 0.1, "golden_max_layer_error": 0.05}
+    run = Run(extracted.params.replace(extraction_storage="fp8", **limits), extracted.stage)
+    folder = run.path("hidden_states")
+    for index in range(10):
+        path = hidden_states.state_file(folder, index)
+        stored = load_file(path)
+        replace(path, state_files.tensors(stored["hidden_states"], stored["token_ids"], "fp8"))
+    wrong, _ = hidden_states.verify(folder, data.load_rows(run)[0], data.load_tokens(run), LAYERS, HIDDEN, "fp8")
+    assert wrong == {}
+    for guard in (last_layer, every_layer, own_answers):
+        guard(run, target)
+    monkeypatch.setattr("hs_connectors.fp8_utils.dequantize_fp8_tensor", lambda stored, _scale, dtype: stored.to(dtype))
+    last_layer(run, target)  # the norm takes a token's scale out again, so this guard cannot see it
+    with pytest.raises(KitError, match="slot 0 does not hold layer 1"):
+        every_layer(run, target)
 
 
 def test_thresholds_switch_the_guards_off(extracted: Run, target: Path) -> None:

@@ -57,6 +57,8 @@ def test_bytes_a_token() -> None:
     assert plan.bytes_per_token(K25, 3, "auto") == 57_344
     assert plan.bytes_per_token(K25, 3, "bfloat16") == 57_344
     assert plan.bytes_per_token(SMALL, 3, "float32") == 576 * 4 * 4
+    assert plan.bytes_per_token(K25, 3, "auto", "fp8") == 7168 * 4 + 4
+    assert plan.bytes_per_token(SMALL, 3, "float32", "fp8") == 576 * 4 + 4
 
 
 def test_hidden_states_of_a_thousand_samples() -> None:
@@ -257,6 +259,28 @@ def test_counted_tokens_that_do_not_fit_are_refused_with_what_would() -> None:
     plan.plan(params, local, plan.counted([*rows(fits, 1000), *rows(100, 1000, "heldout")]), disk).check_disk()
     with pytest.raises(KitError):
         plan.plan(params, local, plan.counted([*rows(fits + 200, 1000), *rows(100, 1000, "heldout")]), disk).check_disk()
+
+
+FP8: dict[str, Any] = {
+    "extraction_storage": "fp8",
+    "golden_min_top1": 0.93,
+    "golden_max_mae": 0.1,
+    "golden_max_layer_error": 0.05,
+}
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1000, True), (658, True), (657, False), (300, False)])
+def test_one_byte_a_number_is_named_where_it_fits(free: int, fits: bool) -> None:
+    """20.1 M tokens of 57,344 B do not; of 28,676 B they are 576.4 GB, with two checkpoints 592.0 GB: 90 % of 657.7 GB."""
+    params, disk = kimi(target_model="/models/k25"), Disk(used=0, free=free * 10**9)
+    local = dataclasses.replace(K25, source="/models/k25")
+    work = plan.counted([*rows(20_000, 1000), *rows(100, 1000, "heldout")])
+    refused = plan.plan(params, local, work, disk).problems()[0]
+    assert ("extraction_storage: fp8" in str(refused.fix)) is fits
+    rounded = plan.plan(params.replace(**FP8), local, work, disk)
+    assert rounded.value("hidden_states.bytes") == 20_100_000 * 28_676
+    assert (rounded.problems() == []) is fits
+    assert not any("fp8" in str(problem.fix) for problem in rounded.problems())
 
 
 def test_states_that_the_server_has_captured_need_no_room_either(tmp_path: Path) -> None:

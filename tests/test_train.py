@@ -12,6 +12,7 @@ import torch
 import torch.optim._muon as muon
 from datasets import Dataset, load_from_disk
 from drafters import EVERY_FOURTH, edit_weights, maps, write_drafter, write_target
+from hs_connectors import HiddenStatesBackend
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -260,6 +261,14 @@ def test_the_command_takes_shape_and_vocabulary_from_the_run(tmp_path: Path) -> 
     assert (found["draft-attn-impl"], found["hidden-states-dtype"]) == ("sdpa", "float32")
     assert "--cpu" in command
     assert "torch.distributed.run" not in command
+
+
+def test_states_of_one_byte_are_read_by_the_reader_that_knows_their_scales(tmp_path: Path) -> None:
+    limits = {"golden_min_top1": 0.93, "golden_max_mae": 0.1, "golden_max_layer_error": 0.05}
+    assert "hidden-states-backend" not in flags(train.command(prepared(tmp_path), "/model", "cpu"))
+    found = flags(train.command(prepared(tmp_path, extraction_storage="fp8", **limits), "/model", "cpu"))
+    assert found["hidden-states-backend"] in HiddenStatesBackend.registry
+    assert (found["hidden-states-backend"], found["hidden-states-dtype"]) == ("fp8", "float32")
 
 
 def test_prompts_are_learnt_from_where_the_training_rows_part(tmp_path: Path) -> None:
