@@ -1117,7 +1117,28 @@ def _prose_06(e: Evidence, bounds: Bounds) -> list[Markup]:
             tag("h3", "Acceptance by kind of prompt"),
             _table(("Kind", "Acceptance length", "Prompts"), kind_rows, right=(1, 2), bounds=bounds),
         ]
-    return made + _speed_table(e, bounds) + _differences(e, bounds)
+    return made + _groups_table(e, bounds) + _speed_table(e, bounds) + _differences(e, bounds)
+
+
+def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
+    """The sweep's acceptance by group: length, and each position's share of all drafts and of those accepted up to there."""
+
+    def shares(value: Any) -> str:
+        return ", ".join(map(percent, numbers(value))) or "unknown"
+
+    body = [
+        (
+            f"{short(row.get('by'), bounds.text)}: {short(row.get('group'), bounds.text)}",
+            f"{_two(row.get('al'))}{_interval(number(row.get('low')), number(row.get('high')))}",
+            shares(row.get("unconditional")),
+            shares(row.get("conditional")),
+        )
+        for row in rows(mapping(e.json("eval/sweep.json")).get("groups"))
+    ]
+    if not body:
+        return []
+    head = ("Group", "Acceptance length", "By position, of all drafts", "Of drafts accepted up to there")
+    return [tag("h3", "Acceptance by group, from the sweep"), _table(head, body, bounds=bounds)]
 
 
 _CONTESTANTS: dict[Any, str] = {"none": "no speculation", "ngram": "n-gram", "eagle3": "EAGLE-3"}

@@ -402,6 +402,11 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
         facts[f"sweep.k{row['k']}.simulated_al"] = (round(row["simulated"], 4), "tokens/forward")
         if row["served"] is not None:
             facts[f"sweep.k{row['k']}.al"] = (round(row["served"], 4), "tokens/forward")
+    for row in said["groups"]:
+        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"sweep.{row['by'].split(',')[0]}.{row['group'].split(' (')[0]}")
+        facts[f"{name}.al"] = (round(row["al"], 4), "tokens/forward")
+        for what in ("unconditional", "conditional"):
+            facts[f"{name}.{what}"] = ([round(rate, 4) for rate in row[what]], "share by position")
     for name, test in said["first"].items():
         facts[f"sweep.{name}.first_tokens_p"] = (round(test["p"], 4), "p value")
     if said["local"]:
@@ -486,7 +491,10 @@ def own_temperature(target: Path) -> str:
 
 
 def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
-    """Acceptance of the trained drafter at `eval_k` by kind of prompt, by context and by temperature, one row a group."""
+    """Acceptance of the trained drafter at `eval_k` by kind of prompt, by context and by temperature, one row a group.
+
+    Its positions' rates are those of `evaluate.positions`, counted over the group's drafts.
+    """
     greedy = read_json(run.path("eval", "eagle3", "result.json"), MADE_BY)["accepted"]
     kinds, lengths = {q.id: q.kind for q in sweep.asked}, {q.id: len(q.ids) for q in sweep.asked}
     found = {("kind", kind): {n: greedy[n] for n in greedy if kinds[n] == kind} for kind in sorted(set(kinds.values()))}
@@ -499,9 +507,10 @@ def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
     for (what, group), accepted in found.items():
         if answers := [counts for counts in accepted.values() if counts]:
             low, high = evaluate.interval(answers)
-            rows.append(
-                {"by": what, "group": group, "prompts": len(answers), "al": evaluate.length(answers), "low": low, "high": high}
-            )
+            row = {"by": what, "group": group, "prompts": len(answers), "al": evaluate.length(answers), "low": low, "high": high}
+            counts = [count for answer in answers for count in answer]
+            reached = [sum(count >= i for count in counts) for i in range(1, run.params.eval_k + 1)]
+            rows.append(row | evaluate.positions(reached, len(counts)))
     return rows
 
 
@@ -563,18 +572,30 @@ def curve_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "simulated": round(row["simulated"], 3),
             "95 % over prompts": _range(row),
             "served (vllm bench)": "not served" if row["served"] is None else round(row["served"], 3),
-            "served, by position": ", ".join(f"{share:.3f}" for share in row["positions"]),
+            "served, by position": _rates(row["positions"]),
         }
         for row in said["curve"]
     ]
 
 
 def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Acceptance length by kind, context and temperature; for a table."""
+    """Acceptance length and the positions' acceptance by kind, context and temperature; for a table."""
     return [
-        {"by": r["by"], "group": r["group"], "prompts": r["prompts"], "AL": round(r["al"], 3), "95 %": _range(r)}
-        for r in said["groups"]
+        {
+            "by": row["by"],
+            "group": row["group"],
+            "prompts": row["prompts"],
+            "AL": round(row["al"], 3),
+            "95 %": _range(row),
+            "by position, of all drafts": _rates(row.get("unconditional", ())),  # an older sweep has none
+            "of those accepted up to there": _rates(row.get("conditional", ())),
+        }
+        for row in said["groups"]
     ]
+
+
+def _rates(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.3f}" for share in shares)
 
 
 def _range(row: Mapping[str, Any]) -> str:

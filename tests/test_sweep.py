@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3kit import bench, sweep
+from eagle3kit import bench, evaluate, sweep
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
@@ -96,6 +96,14 @@ def test_the_targets_own_temperature_is_named_with_its_source(tmp_path: Path) ->
     assert sweep.own_temperature(tmp_path).startswith("1 (vLLM's default")
     file.write_text('{"temperature": 0.6}')
     assert sweep.own_temperature(tmp_path) == "0.6 (its generation_config.json)"
+
+
+def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
+    group = {"by": "temperature", "group": "0", "prompts": 2, "al": 1.6, "low": None, "high": None}
+    (row,) = sweep.group_rows({"groups": [group | evaluate.positions([40, 20], 100)]})
+    assert (row["by position, of all drafts"], row["of those accepted up to there"]) == ("0.400, 0.200", "0.400, 0.500")
+    (row,) = sweep.group_rows({"groups": [group]})  # of a sweep that was measured before they were kept
+    assert row["by position, of all drafts"] == ""
 
 
 RESULT = {
