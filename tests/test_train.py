@@ -20,18 +20,18 @@ from eagle3kit.data import load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
-from eagle3kit.trainer import JsonLines, orthogonalize, row_of, unmark_before_saving
+from eagle3kit.trainer import JsonLines, orthogonalize, row_of, simulated_al, unmark_before_saving
 
 
 def test_simulated_al_is_the_formula() -> None:
-    assert train.simulated_al([]) == 1
-    assert train.simulated_al([0.5, 0.5, 0.5]) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
-    assert train.simulated_al([0.416, 0.5, 0.6]) == pytest.approx(1 + 0.416 + 0.208 + 0.1248)
+    assert simulated_al([]) == 1
+    assert simulated_al([0.5, 0.5, 0.5]) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert simulated_al([0.416, 0.5, 0.6]) == pytest.approx(1 + 0.416 + 0.208 + 0.1248)
 
 
 @given(st.floats(0, 0.999), st.integers(1, 8))
 def test_simulated_al_of_a_constant_rate_is_the_geometric_sum(rate: float, k: int) -> None:
-    assert train.simulated_al([rate] * k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
+    assert simulated_al([rate] * k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])
@@ -59,9 +59,11 @@ def test_metrics_of_both_splits_become_rows() -> None:
     row = row_of("train", metrics, {"epoch": 1, "lr": 1e-3, "profile": {"tokens_per_s": 700.04}}, 7)
     assert row["acc"] == [0.4, 0.2]
     assert row["cond"] == [0.4, 0.5]
+    assert "simulated_al" not in row
     assert (row["loss"], row["step"], row["epoch"], row["lr"], row["tokens_per_s"]) == (3.0, 7, 1, 1e-3, 700.0)
     row = row_of("val", {f"{name}_epoch": value for name, value in metrics.items()}, {"epoch": 1}, 7)
     assert (row["loss"], row["acc"], row["lr"]) == (3.0, [0.4, 0.2], None)
+    assert row["simulated_al"] == pytest.approx(1 + 0.4 + 0.4 * 0.5)
 
 
 def test_each_line_of_the_log_has_its_process_and_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
