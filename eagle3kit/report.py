@@ -1117,7 +1117,7 @@ def _prose_06(e: Evidence, bounds: Bounds) -> list[Markup]:
             tag("h3", "Acceptance by kind of prompt"),
             _table(("Kind", "Acceptance length", "Prompts"), kind_rows, right=(1, 2), bounds=bounds),
         ]
-    return made + _groups_table(e, bounds) + _speed_table(e, bounds) + _differences(e, bounds)
+    return made + _groups_table(e, bounds) + _speed_table(e, bounds) + _drafting(e) + _differences(e, bounds)
 
 
 def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
@@ -1139,6 +1139,16 @@ def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
         return []
     head = ("Group", "Acceptance length", "By position, of all drafts", "Of drafts accepted up to there")
     return [tag("h3", "Acceptance by group, from the sweep"), _table(head, body, bounds=bounds)]
+
+
+def _drafting(e: Evidence) -> list[Markup]:
+    found = mapping(mapping(e.json("eval/sweep.json")).get("drafting"))
+    if not found:
+        return []
+    shares = numbers(found.get("share"))
+    text = f"at least {percent(shares[0])} ({percent(shares[1])} to {percent(shares[2])})" if len(shares) == 3 else "unknown"
+    how = "derived from timed steps of one request; vLLM does not count it"
+    return [_say(f"Share of a speculative step that drafting takes: {text}, {how}" + ("." if shares else ": within the noise."))]
 
 
 _CONTESTANTS: dict[Any, str] = {"none": "no speculation", "ngram": "n-gram", "eagle3": "EAGLE-3"}

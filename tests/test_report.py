@@ -152,7 +152,8 @@ def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -
     write(root, "eval/speed.json", {"contestants": contestants, "ratios": ratios, "prompts": 12, "concurrency": 1})
     group = {"by": "context, tokens", "group": "65 to 128", "prompts": 40, "al": 1.61, "low": 1.5, "high": 1.7}
     group |= {"unconditional": [0.41, 0.2], "conditional": [0.41, 0.4878]}
-    write(root, "eval/sweep.json", {"groups": [group]})
+    drafting = {"contestant": "eagle3-k3", "share": [0.127, 0.08, 0.17]}
+    write(root, "eval/sweep.json", {"groups": [group], "drafting": drafting})
     tie = {"contestant": "eagle3", "prompt_id": "heldout-7", "position": 31, "expected": 284, "got": None}
     tie |= {"logprob_expected": -1.25, "logprob_got": -1.2501}
     write(root, "eval/lossless.json", {"share": 1.0, "compared": 80, "ties": [tie], "differences": []})
@@ -245,6 +246,7 @@ def test_finished_run_reads_well(run: Path) -> None:
         "EAGLE-3 heldout-7 31 284 -1.2500 end of the answer -1.2501",
         "Trainer and server agree",
         "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %",
+        "drafting takes: at least 12.7 % (8.0 % to 17.0 %), derived from timed steps",
         "Every step was made from what the run now holds (21 links",
         "● train_lr",
         "eagle3kit run params/local.yaml",

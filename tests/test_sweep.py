@@ -106,6 +106,13 @@ def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
     assert row["by position, of all drafts"] == ""
 
 
+def test_the_reckoned_speed_up_stands_beside_both_that_were_measured() -> None:
+    row = {"requests": 4, "k": 3, "AL": 1.6, "predicted": 1.1, "measured": 1.0, "low": 0.9, "high": 1.2, "error": 0.1}
+    (shown,) = sweep.local_rows({"local": [row], "ratios": SAID["ratios"]})
+    assert (shown["measured, decoding"], shown["error"]) == ("1.00 (0.90 to 1.20)", "+10%")
+    assert shown["measured, prompts included"] == 1.21
+
+
 RESULT = {
     "completed": 4,
     "duration": 2.0,
@@ -156,3 +163,15 @@ def test_the_table_of_speed_names_baseline_and_outcome() -> None:
     assert (eagle3["speed-up"], eagle3["verdict"]) == ("1.21 (1.18 to 1.25)", "faster")
     assert (none["AL"], eagle3["AL"]) == ("", "1.60")
     assert eagle3["TTFT p50 / p99 (ms)"] == "50 / 70"
+    assert (none["drafting, derived"], eagle3["drafting, derived"]) == ("", "")  # four requests: not timed
+
+
+SHARES = ([0.13, 0.1, 0.2], "at least 13% (10% to 20%)"), (None, "unknown: within the noise")
+
+
+@pytest.mark.parametrize(("share", "words"), SHARES)
+def test_the_table_of_speed_says_what_share_drafting_takes(share: list[float] | None, words: str) -> None:
+    timed = {"drafting": {"contestant": "eagle3-k3", "share": share}}
+    at_one = {key: {"1": SAID[key]["4"]} for key in ("speed", "ratios")}
+    none, eagle3 = sweep.speed_rows(at_one | timed)
+    assert (none["drafting, derived"], eagle3["drafting, derived"]) == ("", words)
