@@ -235,6 +235,23 @@ def test_a_fault_is_caught_and_named_and_passes_without_its_guard(extracted: Run
             GUARDS[name](extracted, target)
 
 
+def trusting(path: Path, token_ids: torch.Tensor, n_layers: int, hidden_size: int) -> tuple[torch.Tensor, str]:
+    """A reader that checks nothing: what the file lacks is zero."""
+    states = load_file(path)["hidden_states"]
+    return torch.nn.functional.pad(states, (0, 0, 0, n_layers - states.shape[1])), ""
+
+
+@pytest.mark.parametrize("fault", [name for name, (_, caught) in FAULTS.items() if "read" in caught])
+def test_without_the_file_check_a_wrong_file_is_taken(
+    extracted: Run, target: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAULTS[fault][0](extracted)
+    with pytest.raises(KitError):
+        read(extracted, target)
+    monkeypatch.setattr(hidden_states, "load_states", trusting)
+    read(extracted, target)
+
+
 def test_thresholds_switch_the_guards_off(extracted: Run, target: Path) -> None:
     FAULTS["the last layer is the one before"][0](extracted)
     loose = extracted.params.replace(golden_min_top1=0, golden_max_mae=1e9)

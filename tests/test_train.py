@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from drafters import EVERY_FOURTH, edit_weights, maps, write_drafter, write_targ
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3kit import compat, train
+from eagle3kit import compat, hidden_states, train
 from eagle3kit.data import load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -226,6 +227,26 @@ def trained(tmp_path: Path, **changes: object) -> Run:
             (step.folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
             step.outputs = {"checkpoint": "1"}
     return run
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "said"), [(1, "trainer has come no further for 1 s.*stall_timeout_s"), (3600, "no checkpoint")]
+)
+def test_a_trainer_that_hangs_is_ended_and_named_and_without_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_s: int, said: str
+) -> None:
+    hangs = [sys.executable, "-c", "import time; time.sleep(6)"]
+    monkeypatch.setattr(train, "command", lambda *_: hangs)
+    monkeypatch.setattr(hidden_states, "require_intact", lambda run: None)
+    run = prepared(tmp_path, stall_timeout_s=stall_s)
+    for name, notebook in (("config", train.CONFIG_MADE_BY), ("hidden_states", "03_extract_hidden_states")):
+        with Run(run.params, notebook).step(name, {}):
+            pass
+    began = time.monotonic()
+    with pytest.raises(KitError, match=said):
+        train.train(run, "/model", "cpu", lambda log: None)
+    assert (time.monotonic() - began < 6) == (stall_s < 6)
+    assert not run.path("logs", "trainer.pid").exists()
 
 
 def test_another_choice_of_checkpoint_needs_no_training(tmp_path: Path) -> None:
