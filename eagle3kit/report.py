@@ -689,9 +689,11 @@ def _check_origin(e: Evidence) -> list[Check]:
         sampling = mapping(label.get("sampling"))
         who = f"{short(label.get('model'))} at {short(label.get('revision'))}, temperature {fmt(sampling.get('temperature'))}"
         return [Check("ok", f"On-policy: {who} wrote the answers; {made}")]
+    share = e.number("data.off_policy_tokens")
     text = (
-        f"Off-policy: the answers are the source's own ({made}). The drafter learns to continue a text that the target would not "
-        "write, so acceptance is lower than its accuracy in training says; how much, only a run with data_regenerate: true shows"
+        f"Off-policy: the answers are the source's own ({made}). Tokens that the target would most likely not write: "
+        f"{percent(share)}. On its own text the drafter accepts less than its accuracy in training says; how much less is not "
+        "measured: only a second run with data_regenerate: true shows"
     )
     return [Check("warn", text)]
 

@@ -299,6 +299,24 @@ def test_what_cannot_be_checked_is_said(extracted: Run, target: Path, monkeypatc
     assert "temperature 0.7" in golden.answers(sampled, *hidden_states.head_and_norm(target), EPS)["reason"]
 
 
+def test_answers_of_another_writer_are_rated_and_not_judged(extracted: Run, target: Path) -> None:
+    weights = hidden_states.head_and_norm(target)
+    own = golden.answers(extracted, *weights, EPS)
+    swap(extracted, [(1, 3), (2, 6)], names_too=False)  # answers that these states would not give
+    given = Run(extracted.params.replace(data_regenerate=False, data_temperature=0.7), extracted.stage)
+    found = golden.answers(given, *weights, EPS)
+    for name, result in (("layers", {"reason": "not made"}), ("answers", found)):
+        write_json(given.path("cross_check", f"{name}.json"), result)
+    golden.judge(given, given.path("cross_check"))
+    golden._record(given, given.path("cross_check"))
+    assert own["agree"] == 1
+    assert 0.5 < found["agree"] < 1
+    assert found["nll"] > own["nll"]
+    assert "the target did not write these answers" in found["reason"]
+    assert given.fact("data.off_policy_tokens") == pytest.approx(1 - found["agree"])
+    assert given.fact("extraction.own_answers") is None
+
+
 def test_positions_are_spread_from_first_to_last() -> None:
     assert golden.spread(list(range(10, 30)), 4) == [10, 16, 23, 29]
     assert golden.spread([5, 6], 4) == [5, 6]

@@ -432,6 +432,16 @@ def test_losses_are_a_failure(tmp_path: Path) -> None:
     assert "100.0 %" not in next(line for line in report.summary_lines(run) if line.startswith("Lossless"))
 
 
+@pytest.mark.parametrize(("facts", "share"), [({"data.off_policy_tokens": {"value": 0.34}}, "34.0 %"), ({}, "unknown")])
+def test_off_policy_rows_are_told_with_what_is_known_of_their_cost(tmp_path: Path, facts: dict[str, Any], share: str) -> None:
+    write(tmp_path, "facts.json", facts)
+    write(tmp_path, "data/origin.json", {"on_policy": False})
+    (found,) = report._check_origin(report.Evidence(tmp_path))
+    assert found.state == "warn"
+    assert f"would most likely not write: {share}. " in found.text
+    assert "how much less is not measured" in found.text
+
+
 def test_stale_step_is_found(run: Path) -> None:
     manifest = json.loads((run / "vocab" / "manifest.json").read_text())
     write(run, "vocab/manifest.json", manifest | {"outputs": {"n": "another"}})
