@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle, islice
@@ -136,12 +136,14 @@ def drafting(plain: Mapping[int, Sequence[float]], speculative: Sequence[float],
     """
     import numpy as np
 
-    counts, middle = sorted(plain), statistics.median
+    counts = sorted(plain)
     if not counts[0] <= k + 1 <= counts[-1] or min(speculative) <= 0:
         return None
+    take: tuple[tuple[Callable[[Sequence[float]], float], Callable[[Sequence[float]], float]], ...]
+    take = (statistics.median, statistics.median), (max, min), (min, max)
     median, low, high = (
         float(1 - np.interp(k + 1, counts, [target_s(plain[n]) for n in counts]) / step_s(speculative))
-        for target_s, step_s in ((middle, middle), (max, min), (min, max))
+        for target_s, step_s in take
     )
     return (median, low, high) if low > 0 else None
 

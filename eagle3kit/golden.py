@@ -156,7 +156,7 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
     rows, _ = load_rows(run)
     counted = score_rows(run, range(len(rows)), GLANCE, head, norm, eps)
     hits, positions, nll = (sum(column) for column in zip(*counted.values(), strict=True))
-    found = {"rows": len(rows), "positions": positions, "agree": hits / positions, "nll": nll / positions}
+    found: dict[str, Any] = {"rows": len(rows), "positions": positions, "agree": hits / positions, "nll": nll / positions}
     if not p.data_regenerate:
         return found | {
             "reason": f"not judged: the target did not write these answers; {hits / positions:.1%} are its own tokens"
@@ -178,7 +178,8 @@ def score_rows(
     """
     import torch
 
-    tokens, found = load_tokens(run), {}
+    tokens = load_tokens(run)
+    found: dict[int, tuple[int, int, float]] = {}
     for index in indices:
         row = tokens[index]
         at = spread([at for at in row["loss_mask"].nonzero()[:, 0].tolist() if at > 0], count)

@@ -565,8 +565,9 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     timed = f"eagle3-k{k}"
     plain, speculative = (sweep.result(f"timed/{name}")[name] for name in ("none", timed))
     steps, prompts = ({int(n): times for n, times in plain[what].items()} for what in ("steps", "prompts"))
-    step, medians = speculative["steps"]["1"], [{n: statistics.median(t) for n, t in of.items()} for of in (steps, prompts)]
-    here = calibrate.fit(run, *medians, statistics.median(step), k)
+    step = speculative["steps"]["1"]
+    plain_s, prompt_s = ({n: statistics.median(t) for n, t in of.items()} for of in (steps, prompts))
+    here = calibrate.fit(run, plain_s, prompt_s, statistics.median(step), k)
     measured = []
     for load, found in said["speed"].items():
         if not all(ms for c in found.values() for ms in c["tpot_ms"]):

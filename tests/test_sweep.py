@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,23 @@ def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
     assert (row["by position, of all drafts"], row["of those accepted up to there"]) == ("0.400, 0.200", "0.400, 0.500")
     (row,) = sweep.group_rows({"groups": [group]})  # of a sweep that was measured before they were kept
     assert row["by position, of all drafts"] == ""
+
+
+def test_the_reckoned_speed_up_is_held_against_decoding_alone(run: Run) -> None:
+    plain = {"steps": {str(n): [0.08 + 0.007 * n] * 3 for n in (1, 2, 4, 8, 16)}, "prompts": {"16": [0.1], "128": [0.4]}}
+    timed = {"timed/none": {"none": plain}, "timed/eagle3-k3": {"eagle3-k3": {"steps": {"1": [0.13, 0.14, 0.15]}}}}
+    drafter = sweep.Contestant("eagle3-k3", DRAFTING, k=3)
+    measured = {
+        "none": {"tpot_ms": [80.0, 90.0], "paired": True},
+        "eagle3-k3": {"tpot_ms": [64.0, 60.0], "paired": True, "al": 1.8},
+    }
+    of_one_token = {name: found | {"tpot_ms": [0.0, 0.0]} for name, found in measured.items()}
+    stand_in: Any = SimpleNamespace(result=timed.__getitem__, contestants=[drafter])
+    found = sweep._local(run, stand_in, {"speed": {1: measured, 2: of_one_token}})
+    (row,) = found["local"]
+    assert (row["low"], row["high"]) == pytest.approx((1.25, 1.5))
+    assert row["predicted"] == pytest.approx(1.8 * 0.087 / 0.14)
+    assert found["drafting"]["share"] == pytest.approx((1 - 0.108 / 0.14, 1 - 0.108 / 0.13, 1 - 0.108 / 0.15))
 
 
 def test_the_reckoned_speed_up_stands_beside_both_that_were_measured() -> None:
