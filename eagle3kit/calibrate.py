@@ -1,18 +1,20 @@
 """The speed-up model fitted to this machine, to see whether its form holds where everything can be measured.
 
-Decode steps of 1 to 16 tokens are timed on the server without speculation, as so many requests at once, and a speculative step of
-one request on the drafter's. The first give what a step costs and what a token adds, and with the drafter's size its passes; what
-the speculative step takes beyond that is `Constants.verification_s`. The speed-ups that follow at other loads and draft lengths
-are held against those that the sweep measured, with other requests.
+Timed are decode steps of 1 to 16 requests and prompts of two lengths without speculation, and a speculative step of one request.
+The steps give what a step costs and what a request adds to it with its token; the prompts what a token alone adds, for verifying
+a draft adds tokens to a request and no requests. With the drafter's size that gives its passes; what the speculative step takes
+beyond them is `Constants.verification_s`. The speed-ups that follow at other loads and draft lengths are held against those of
+decoding that the sweep measured, with other requests.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any
 
 from eagle3kit import plan, target
@@ -22,15 +24,17 @@ from eagle3kit.server import Server
 from eagle3kit.speedup import COMPUTE_SHARE, Constants, Setup, active_parameters, hardware_presets, served_bytes, step_bytes
 
 TOKENS = (1, 2, 4, 8, 16)
-"""Tokens of the timed steps."""
+"""Requests of the timed steps, and so their tokens."""
 STEPS, REPEATS = 12, 3
-"""Steps that one timing lasts, and timings: `TOKENS` take some fifteen seconds on two cores."""
+"""Steps that one timing lasts, and timings."""
+PROMPTS = (16, 128)
+"""Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
 
 
 def step_times(
     server: Server, prompts: Sequence[Sequence[int]], counts: Iterable[int], extra: Mapping[str, Any]
-) -> dict[int, float]:
-    """Seconds of a decode step by requests in flight, the median of `REPEATS`.
+) -> dict[int, list[float]]:
+    """Seconds of a decode step by requests in flight, `REPEATS` times.
 
     What precedes decoding is taken off: requests for two tokens are timed too.
 
@@ -39,13 +43,24 @@ def step_times(
         counts: requests at a time.
         extra: further fields of every request.
     """
-    found: dict[int, float] = {}
-    for n in (n for n in counts if n <= len(prompts)):
-        times = []
+    found: dict[int, list[float]] = {n: [] for n in counts if n <= len(prompts)}
+    for n, times in found.items():
         for _ in range(REPEATS):
             (short, few), (long, many) = (_timed(server, prompts[:n], tokens, extra) for tokens in (2, 2 + STEPS))
             times.append(max(0.0, long - short) / max(1, many - few))
-        found[n] = statistics.median(times)
+    return found
+
+
+def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, list[float]]:
+    """Seconds to answer prompts of `PROMPTS` tokens with one token, `REPEATS` times; none of them finds the cache of another.
+
+    Args:
+        ids: token ids that the prompts are cut from.
+    """
+    found: dict[int, list[float]] = {n: [] for n in PROMPTS}
+    for repeat in range(REPEATS):
+        for n, times in found.items():
+            times.append(_timed(server, [list(islice(cycle(ids), n))], 1, {"cache_salt": f"{n} {repeat}"})[0])
     return found
 
 
@@ -64,13 +79,15 @@ def _timed(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra:
     return time.monotonic() - began, steps
 
 
-def fit(run: Run, plain: Mapping[int, float], speculative: float, k: int) -> Setup:
+def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], speculative: float, k: int) -> Setup:
     """This machine as the model sees it.
 
-    Least squares over the plain steps: bytes read / bandwidth + operations / their rate.
+    Least squares over the plain steps, and over what the longer prompt takes beyond the shorter: bytes read / bandwidth +
+    operations / their rate + requests x `request_s`. Of a prompt, only the last token goes through the output matrix.
 
     Args:
-        plain: seconds of a step without speculation by its tokens.
+        plain: seconds of a step without speculation by its requests.
+        prompts: seconds to answer one prompt by its tokens.
         speculative: seconds of a step of one request with drafts of `k` tokens.
 
     Raises:
@@ -80,8 +97,14 @@ def fit(run: Run, plain: Mapping[int, float], speculative: float, k: int) -> Set
 
     p = run.params
     served, _ = target.describe(p.target_model, p.target_revision)
-    work = [(step_bytes(served, n, p.target_dtype), 2.0 * active_parameters(served) * n) for n in plain]
-    a_byte, an_operation = map(float, np.linalg.lstsq(np.array(work), np.array(list(plain.values())), rcond=None)[0])
+    a_token = 2.0 * active_parameters(served)
+    body = a_token - 2.0 * served.vocab_size * served.hidden_size
+    work = [(step_bytes(served, n, p.target_dtype), a_token * n, n) for n in plain]
+    few, many = min(prompts), max(prompts)
+    read = step_bytes(served, many, p.target_dtype) - step_bytes(served, few, p.target_dtype)
+    work.append((read, body * (many - few), 0))
+    seconds = [*plain.values(), prompts[many] - prompts[few]]
+    a_byte, an_operation, a_request = map(float, np.linalg.lstsq(np.array(work), np.array(seconds), rcond=None)[0])
     if len(plain) < 2 or a_byte <= 0:
         raise KitError("the timed steps make no line", seen=dict(plain), fix="run notebook 06 again when the machine is quiet")
     an_operation = max(an_operation, 1e-6 * a_byte)  # noise can make it negative
@@ -93,9 +116,36 @@ def fit(run: Run, plain: Mapping[int, float], speculative: float, k: int) -> Set
         bf16_tflops=1 / an_operation / COMPUTE_SHARE / 1e12,
     )
     drafter = plan.drafter_read_bytes(served, plan.drafter_shape(p, served)) * served_bytes(served, p.target_dtype) / 2
-    made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=Constants(1, 0, 1, 0))
-    rest = max(0.0, speculative - made.step_s(1, k))
-    return replace(made, constants=Constants(1, 0, 1, rest))
+    found = Constants(1, 0, 1, 0, request_s=max(0.0, a_request))
+    made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=found)
+    return replace(made, constants=replace(found, verification_s=max(0.0, speculative - made.step_s(1, k))))
+
+
+def drafting(plain: Mapping[int, Sequence[float]], speculative: Sequence[float], k: int) -> tuple[float, float, float] | None:
+    """Share of a speculative step that is not the target's: 1 - t_plain(k + 1) / t_speculative; median, lowest, highest.
+
+    Derived, not counted: vLLM does not say. t_plain is interpolated between the timed steps. A step of k + 1 requests takes no
+    less than one that verifies k + 1 tokens of one request, so the share is at least this.
+
+    Args:
+        plain: see `step_times`, of the server without speculation.
+        speculative: seconds of a step of one request with drafts of `k` tokens.
+
+    Returns:
+        None where it is unknown: no step so long was timed, or the lowest share is not above 0: it is within the noise.
+    """
+    import numpy as np
+
+    counts = sorted(plain)
+    if not counts[0] <= k + 1 <= counts[-1] or min(speculative) <= 0:
+        return None
+    take: tuple[tuple[Callable[[Sequence[float]], float], Callable[[Sequence[float]], float]], ...]
+    take = (statistics.median, statistics.median), (max, min), (min, max)
+    median, low, high = (
+        float(1 - np.interp(k + 1, counts, [target_s(plain[n]) for n in counts]) / step_s(speculative))
+        for target_s, step_s in take
+    )
+    return (median, low, high) if low > 0 else None
 
 
 def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, float]]]) -> list[dict[str, Any]]:
@@ -103,7 +153,7 @@ def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, 
 
     Args:
         here: see `fit`.
-        measured: requests in flight, k, acceptance length, and the measured ratio (`median`, `low`, `high`).
+        measured: requests in flight, k, acceptance length, and the measured speed-up of decoding (`median`, `low`, `high`).
 
     Returns:
         One row each, `error` as a share of the measured speed-up.

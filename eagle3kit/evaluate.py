@@ -251,8 +251,7 @@ def acceptance(
 ) -> dict[str, Any]:
     """Acceptance length and per-position acceptance from the engine's counters, by kind of prompt and with an interval.
 
-    AL, in tokens per target forward, is `1 + accepted / drafts`. Unconditional acceptance of position i is the share of drafts
-    whose first i tokens were all accepted; conditional is that of the drafts whose first i - 1 were.
+    AL, in tokens per target forward, is `1 + accepted / drafts`; the positions' acceptance is as in `positions`.
 
     Args:
         counters: the whole server's, over all prompts (see `spec_counters`).
@@ -266,8 +265,6 @@ def acceptance(
     drafts = counters.get("drafts", 0.0)
     if drafts <= 0:
         raise KitError("the engine counted no draft", fix="read the server's log: speculation was not on")
-    unconditional = [counters.get(f"accepted_{i}", 0.0) / drafts for i in range(1, k + 1)]
-    conditional = [rate / before if before else 0.0 for rate, before in zip(unconditional, [1.0, *unconditional], strict=False)]
     drafting = {name: counts for name, counts in accepted.items() if counts}
     of_kind = {kind: [drafting[name] for name in drafting if kinds[name] == kind] for kind in sorted(set(kinds.values()))}
     low, high = interval(list(drafting.values()))
@@ -278,9 +275,22 @@ def acceptance(
         "al_high": high,
         "drafts": drafts,
         "prompts": len(drafting),
-        "unconditional": unconditional,
-        "conditional": conditional,
+        **positions([counters.get(f"accepted_{i}", 0.0) for i in range(1, k + 1)], drafts),
         "by_kind": {kind: {"al": length(found), "prompts": len(found)} for kind, found in of_kind.items() if found},
+    }
+
+
+def positions(reached: Sequence[float], drafts: float) -> dict[str, list[float]]:
+    """Acceptance by position: n_i / n_0 unconditional, n_i / n_(i-1) conditional. AL is 1 plus the sum of the unconditional.
+
+    Args:
+        reached: n_i, how many drafts had their first i tokens all accepted, for i = 1, 2, ...
+        drafts: n_0, how many there were.
+    """
+    before = [drafts, *reached]
+    return {
+        "unconditional": [count / drafts for count in reached],
+        "conditional": [count / of if of else 0.0 for count, of in zip(reached, before, strict=False)],
     }
 
 

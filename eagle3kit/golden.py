@@ -95,6 +95,9 @@ def _record(run: Run, folder: Path) -> None:
         run.record("extraction.layer_error", worst, "relative L2", source)
     if "reason" not in own:
         run.record("extraction.own_answers", own["agree"], "share", f"{own['positions']} positions of {own['rows']} rows")
+    elif "agree" in own:
+        source = f"tokens that are not the target's most likely ones, at {own['positions']} positions of {own['rows']} rows"
+        run.record("data.off_policy_tokens", 1 - own["agree"], "share", source)
 
 
 def against_transformers(run: Run, folder: Path, layers: Sequence[int], hidden_size: int) -> dict[str, Any]:
@@ -143,51 +146,57 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
         head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm weight with `eps`.
 
     Returns:
-        `{"rows", "positions", "agree": share, "poor": [{"row", "id", "agree"}]}`; or `{"reason"}` where answers are not greedy or
-        not the target's own.
+        `{"rows", "positions", "agree": share, "nll": nats a token, "poor": [{"row", "id", "agree"}]}`. With a `reason` nothing is
+        judged: sampled answers are not scored; of those that the target did not write, `agree` and `nll` say how far they are
+        from what it would write.
     """
     p = run.params
-    if p.data_temperature:
+    if p.data_temperature and p.data_regenerate:
         return {"reason": f"not made: answers sampled at temperature {p.data_temperature:g} are not the most likely tokens"}
-    if not p.data_regenerate:
-        return {"reason": "not made: the target did not write these answers (data_regenerate: false)"}
     rows, _ = load_rows(run)
+    counted = score_rows(run, range(len(rows)), GLANCE, head, norm, eps)
+    hits, positions, nll = (sum(column) for column in zip(*counted.values(), strict=True))
+    found: dict[str, Any] = {"rows": len(rows), "positions": positions, "agree": hits / positions, "nll": nll / positions}
+    if not p.data_regenerate:
+        return found | {
+            "reason": f"not judged: the target did not write these answers; {hits / positions:.1%} are its own tokens"
+        }
+    suspicious = [index for index, (right, of, _) in counted.items() if right < LEAST_AGREEMENT * of]
+    looked = score_rows(run, suspicious, LOOK, head, norm, eps)
+    poor = {index: right / of for index, (right, of, _) in looked.items() if right < LEAST_AGREEMENT * of}
+    return found | {"poor": [{"row": index, "id": rows[index].id, "agree": share} for index, share in poor.items()]}
+
+
+def score_rows(
+    run: Run, indices: Iterable[int], count: int, head: torch.Tensor, norm: torch.Tensor, eps: float
+) -> dict[int, tuple[int, int, float]]:
+    """How the target rates the answers of rows: by row, the tokens that are its most likely ones, those looked at, and their
+    negative log-likelihood in nats, summed. From the last hidden states: `log_softmax(lm_head(norm(h)))`.
+
+    Args:
+        count: supervised tokens of a row to look at, at most. head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm with `eps`.
+    """
+    import torch
+
     tokens = load_tokens(run)
-    folder = run.path("hidden_states")
-
-    def agreement(indices: Iterable[int], count: int) -> dict[int, tuple[int, int]]:
-        found = {}
-        for index in indices:
-            row = tokens[index]
-            at = spread([at for at in row["loss_mask"].nonzero()[:, 0].tolist() if at > 0], count)
-            states = state_files.read(state_file(folder, index), [position - 1 for position in at])["hidden_states"]
-            guesses = _most_likely(states[:, -1], head, norm, eps)
-            found[index] = (int((guesses == row["input_ids"][at]).sum()), len(at))
-        return found
-
-    counted = agreement(range(len(rows)), GLANCE)
-    suspicious = [index for index, (hits, of) in counted.items() if hits < LEAST_AGREEMENT * of]
-    poor = {index: hits / of for index, (hits, of) in agreement(suspicious, LOOK).items() if hits < LEAST_AGREEMENT * of}
-    positions = sum(of for _, of in counted.values())
-    return {
-        "rows": len(rows),
-        "positions": positions,
-        "agree": sum(hits for hits, _ in counted.values()) / positions,
-        "poor": [{"row": index, "id": rows[index].id, "agree": share} for index, share in poor.items()],
-    }
+    found: dict[int, tuple[int, int, float]] = {}
+    for index in indices:
+        row = tokens[index]
+        at = spread([at for at in row["loss_mask"].nonzero()[:, 0].tolist() if at > 0], count)
+        states = state_files.read(state_file(run.path("hidden_states"), index), [position - 1 for position in at])[
+            "hidden_states"
+        ][:, -1]
+        normed = torch.nn.functional.rms_norm(states.float(), (head.shape[1],), norm, eps)
+        logprobs, written = (normed @ head.T).log_softmax(-1), row["input_ids"][at]
+        nll = -float(logprobs.gather(1, written[:, None]).sum())
+        found[index] = int((logprobs.argmax(-1) == written).sum()), len(at), nll
+    return found
 
 
 def spread(positions: Sequence[int], count: int) -> list[int]:
     """At most `count` of the positions, first and last among them, evenly spread."""
     count = min(count, len(positions))
     return [positions[round(i * (len(positions) - 1) / max(1, count - 1))] for i in range(count)]
-
-
-def _most_likely(states: torch.Tensor, head: torch.Tensor, norm: torch.Tensor, eps: float) -> torch.Tensor:
-    import torch
-
-    normed = torch.nn.functional.rms_norm(states.float(), (head.shape[1],), norm, eps)
-    return (normed @ head.T).argmax(-1)
 
 
 def require_own_answers(result: Mapping[str, Any]) -> None:

@@ -689,9 +689,11 @@ def _check_origin(e: Evidence) -> list[Check]:
         sampling = mapping(label.get("sampling"))
         who = f"{short(label.get('model'))} at {short(label.get('revision'))}, temperature {fmt(sampling.get('temperature'))}"
         return [Check("ok", f"On-policy: {who} wrote the answers; {made}")]
+    share = e.number("data.off_policy_tokens")
     text = (
-        f"Off-policy: the answers are the source's own ({made}). The drafter learns to continue a text that the target would not "
-        "write, so acceptance is lower than its accuracy in training says; how much, only a run with data_regenerate: true shows"
+        f"Off-policy: the answers are the source's own ({made}). Tokens that the target would most likely not write: "
+        f"{percent(share)}. On its own text the drafter accepts less than its accuracy in training says; how much less is not "
+        "measured: only a second run with data_regenerate: true shows"
     )
     return [Check("warn", text)]
 
@@ -1118,7 +1120,38 @@ def _prose_06(e: Evidence, bounds: Bounds) -> list[Markup]:
             tag("h3", "Acceptance by kind of prompt"),
             _table(("Kind", "Acceptance length", "Prompts"), kind_rows, right=(1, 2), bounds=bounds),
         ]
-    return made + _speed_table(e, bounds) + _differences(e, bounds)
+    return made + _groups_table(e, bounds) + _speed_table(e, bounds) + _drafting(e) + _differences(e, bounds)
+
+
+def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
+    """The sweep's acceptance by group: length, and each position's share of all drafts and of those accepted up to there."""
+
+    def shares(value: Any) -> str:
+        return ", ".join(map(percent, numbers(value))) or "unknown"
+
+    body = [
+        (
+            f"{short(row.get('by'), bounds.text)}: {short(row.get('group'), bounds.text)}",
+            f"{_two(row.get('al'))}{_interval(number(row.get('low')), number(row.get('high')))}",
+            shares(row.get("unconditional")),
+            shares(row.get("conditional")),
+        )
+        for row in rows(mapping(e.json("eval/sweep.json")).get("groups"))
+    ]
+    if not body:
+        return []
+    head = ("Group", "Acceptance length", "By position, of all drafts", "Of drafts accepted up to there")
+    return [tag("h3", "Acceptance by group, from the sweep"), _table(head, body, bounds=bounds)]
+
+
+def _drafting(e: Evidence) -> list[Markup]:
+    found = mapping(mapping(e.json("eval/sweep.json")).get("drafting"))
+    if not found:
+        return []
+    shares = numbers(found.get("share"))
+    text = f"at least {percent(shares[0])} ({percent(shares[1])} to {percent(shares[2])})" if len(shares) == 3 else "unknown"
+    how = "derived from timed steps of one request; vLLM does not count it"
+    return [_say(f"Share of a speculative step that drafting takes: {text}, {how}" + ("." if shares else ": within the noise."))]
 
 
 _CONTESTANTS: dict[Any, str] = {"none": "no speculation", "ngram": "n-gram", "eagle3": "EAGLE-3"}

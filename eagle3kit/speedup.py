@@ -6,7 +6,7 @@ A step that verifies t tokens of B streams takes
   + KV cache read           the context of every stream, once a step
   + arithmetic              of t tokens
   + all-reduces             two a layer, of t hidden states, from a latency table of the machine
-  + launches                a constant a layer
+  + launches                a constant a layer, and on a CPU one a request
   + drafter                 k passes over its weights
   + verification            a constant a speculative step
 
@@ -277,12 +277,15 @@ class Constants:
         routing_power: n consecutive tokens of a stream visit as many experts as n^this independent tokens: 1 if routing were
             uncorrelated, 0 if all took the same experts.
         verification_s: seconds that a speculative step takes beside its forward passes: sampling, bookkeeping.
+        request_s: seconds that a request adds to every step, whatever its tokens. Not fitted on published rows: 0 where the CPU
+            that schedules and replies is not the one that computes.
     """
 
     bandwidth_share: float
     layer_s: float
     routing_power: float
     verification_s: float
+    request_s: float = 0.0
 
 
 @cache
@@ -358,7 +361,7 @@ class Setup:
             "KV cache": streams * self.context * kv_bytes(t, self.dtype) / (one * shards),
             "arithmetic": 2 * active_parameters(t) * tokens / (flops * self.gpus),
             "all-reduce": 2 * t.n_layers * all_reduce_s(hw, kind, tokens * state, self.gpus),
-            "launches": t.n_layers * c.layer_s,
+            "launches": t.n_layers * c.layer_s + streams * c.request_s,
             "drafter": k * a_pass if self.drafter_bytes else 0.0,
             "verification": c.verification_s if k else 0.0,
         }

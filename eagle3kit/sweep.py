@@ -6,7 +6,7 @@ Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an
     bench/<contestant>       `vllm bench serve` over all prompts: acceptance from the engine's counters
     sampled/<contestant>     the drafter at the target's own temperature
     first/<contestant>       many samples of the first tokens at temperature 1
-    steps/<contestant>       seconds of a decode step, for the speed-up model of this machine (see `calibrate`)
+    timed/<contestant>       seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`)
     speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn: pairs that ran within a minute of each other
 
 On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +237,8 @@ class Sweep:
             cells.append(self._cell(f"first/{c.name}", [c], first, streams, {}, self._first))
             if c.name in ("none", f"eagle3-k{p.eval_k}"):
                 timed_tokens = calibrate.REPEATS * (calibrate.STEPS + 4) * (1 if c.k else sum(calibrate.TOKENS))
-                cells.append(self._cell(f"steps/{c.name}", [c], timed_tokens, 1 if c.k else 8, {}, self._steps))
+                inputs = {"requests": [1] if c.k else list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS)}
+                cells.append(self._cell(f"timed/{c.name}", [c], timed_tokens, 1 if c.k else 8, inputs, self._steps))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         for load in p.eval_sweep_concurrency:
             count = min(self.prompt_count, max(2, load))
@@ -282,8 +283,9 @@ class Sweep:
         return found
 
     def _steps(self, c: Contestant, server: Server) -> Json:
-        prompts = [question.ids for question in self.asked]
-        return calibrate.step_times(server, prompts, (1,) if c.k else calibrate.TOKENS, c.request)
+        prompts = [question.ids[-calibrate.PROMPTS[0] :] for question in self.asked]
+        steps = calibrate.step_times(server, prompts, (1,) if c.k else calibrate.TOKENS, c.request)
+        return {"steps": steps, "prompts": {} if c.k else calibrate.prompt_times(server, list(chain(*prompts)))}
 
     def _speed(self, c: Contestant, server: Server, count: int, tokens: int, load: int) -> Json:
         if self.bench is None:
@@ -391,7 +393,7 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
         ),
         "first": _first(sweep),
     }
-    said["local"] = _local(run, sweep, said)
+    said |= _local(run, sweep, said)
     write_json(run.path("eval", "sweep.json"), said)
     facts: dict[str, tuple[Any, str]] = {"sweep.checkpoints": (run.digest("checkpoints", train.MADE_BY), "")}
     for load, ratios in said["ratios"].items():
@@ -402,8 +404,16 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
         facts[f"sweep.k{row['k']}.simulated_al"] = (round(row["simulated"], 4), "tokens/forward")
         if row["served"] is not None:
             facts[f"sweep.k{row['k']}.al"] = (round(row["served"], 4), "tokens/forward")
+    for row in said["groups"]:
+        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"sweep.{row['by'].split(',')[0]}.{row['group'].split(' (')[0]}")
+        facts[f"{name}.al"] = (round(row["al"], 4), "tokens/forward")
+        for what in ("unconditional", "conditional"):
+            facts[f"{name}.{what}"] = ([round(rate, 4) for rate in row[what]], "share by position")
     for name, test in said["first"].items():
         facts[f"sweep.{name}.first_tokens_p"] = (round(test["p"], 4), "p value")
+    if said["drafting"]:
+        for suffix, share in zip(("", ".low", ".high"), said["drafting"]["share"] or [None] * 3, strict=True):
+            facts[f"sweep.drafting_share{suffix}"] = (share and round(share, 3), "share of a step, at least; derived")
     if said["local"]:
         errors = [abs(row["error"]) for row in said["local"]]
         facts["model.local.median_error"] = (round(statistics.median(errors), 3), "share")
@@ -486,7 +496,10 @@ def own_temperature(target: Path) -> str:
 
 
 def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
-    """Acceptance of the trained drafter at `eval_k` by kind of prompt, by context and by temperature, one row a group."""
+    """Acceptance of the trained drafter at `eval_k` by kind of prompt, by context and by temperature, one row a group.
+
+    Its positions' rates are those of `evaluate.positions`, counted over the group's drafts.
+    """
     greedy = read_json(run.path("eval", "eagle3", "result.json"), MADE_BY)["accepted"]
     kinds, lengths = {q.id: q.kind for q in sweep.asked}, {q.id: len(q.ids) for q in sweep.asked}
     found = {("kind", kind): {n: greedy[n] for n in greedy if kinds[n] == kind} for kind in sorted(set(kinds.values()))}
@@ -499,9 +512,10 @@ def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
     for (what, group), accepted in found.items():
         if answers := [counts for counts in accepted.values() if counts]:
             low, high = evaluate.interval(answers)
-            rows.append(
-                {"by": what, "group": group, "prompts": len(answers), "al": evaluate.length(answers), "low": low, "high": high}
-            )
+            row = {"by": what, "group": group, "prompts": len(answers), "al": evaluate.length(answers), "low": low, "high": high}
+            counts = [count for answer in answers for count in answer]
+            reached = [sum(count >= i for count in counts) for i in range(1, run.params.eval_k + 1)]
+            rows.append(row | evaluate.positions(reached, len(counts)))
     return rows
 
 
@@ -527,6 +541,7 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
                 "tokens_per_s": [repeat["output_throughput"] for repeat in found],
                 "paired": p.eval_side_by_side,
                 "al": _al([repeat["counters"] for repeat in found]),
+                "tpot_ms": [repeat["median_tpot_ms"] for repeat in found],
                 **{key: statistics.median(repeat[key] for repeat in found) for key in found[0] if key.endswith("_ms")},
             }
             for name, found in repeats.items()
@@ -536,15 +551,33 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
     return {"speed": fast, "ratios": ratios, "advice": verdicts.advice(ratios, configs)}
 
 
-def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The speed-up model fitted to this machine, beside the trained drafter's measured speed-ups (`calibrate.compare`)."""
+def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the timed steps say.
+
+    Returns:
+        `drafting`: the timed contestant, and its `share` of a step (`calibrate.drafting`); `local`: the speed-up model fitted to
+        this machine, beside the trained drafter's measured speed-ups (`calibrate.compare`). The model knows no prompts, so these
+        are of decoding alone: ratios of TPOT.
+    """
     k = run.params.eval_k
     if k not in run.params.eval_sweep_k:
-        return []  # no speculative step was timed
-    plain, drafting = (sweep.result(f"steps/{name}")[name] for name in ("none", f"eagle3-k{k}"))
-    here = calibrate.fit(run, {int(n): seconds for n, seconds in plain.items()}, drafting["1"], k)
-    mine = [(load, c) for load in said["speed"] for c in sweep.contestants if c.name.startswith("eagle3-k")]
-    return calibrate.compare(here, ((n, c.k, said["speed"][n][c.name]["al"], said["ratios"][n][c.name]) for n, c in mine))
+        return {"drafting": None, "local": []}  # no speculative step was timed
+    timed = f"eagle3-k{k}"
+    plain, speculative = (sweep.result(f"timed/{name}")[name] for name in ("none", timed))
+    steps, prompts = ({int(n): times for n, times in plain[what].items()} for what in ("steps", "prompts"))
+    step = speculative["steps"]["1"]
+    plain_s, prompt_s = ({n: statistics.median(t) for n, t in of.items()} for of in (steps, prompts))
+    here = calibrate.fit(run, plain_s, prompt_s, statistics.median(step), k)
+    measured = []
+    for load, found in said["speed"].items():
+        if not all(ms for c in found.values() for ms in c["tpot_ms"]):
+            continue  # answers of one token
+        rates = {n: {"tokens_per_s": [1e3 / ms for ms in c["tpot_ms"]], "paired": c["paired"]} for n, c in found.items()}
+        ratios = evaluate.speed(rates)["ratios"]
+        mine = [c for c in sweep.contestants if c.name.startswith("eagle3-k")]
+        measured += [(load, c.k, found[c.name]["al"], ratios[c.name]) for c in mine]
+    share = {"contestant": timed, "share": calibrate.drafting(steps, step, k)}
+    return {"drafting": share, "local": calibrate.compare(here, measured)}
 
 
 def _first(sweep: Sweep) -> dict[str, dict[str, float]]:
@@ -563,18 +596,30 @@ def curve_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "simulated": round(row["simulated"], 3),
             "95 % over prompts": _range(row),
             "served (vllm bench)": "not served" if row["served"] is None else round(row["served"], 3),
-            "served, by position": ", ".join(f"{share:.3f}" for share in row["positions"]),
+            "served, by position": _rates(row["positions"]),
         }
         for row in said["curve"]
     ]
 
 
 def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Acceptance length by kind, context and temperature; for a table."""
+    """Acceptance length and the positions' acceptance by kind, context and temperature; for a table."""
     return [
-        {"by": r["by"], "group": r["group"], "prompts": r["prompts"], "AL": round(r["al"], 3), "95 %": _range(r)}
-        for r in said["groups"]
+        {
+            "by": row["by"],
+            "group": row["group"],
+            "prompts": row["prompts"],
+            "AL": round(row["al"], 3),
+            "95 %": _range(row),
+            "by position, of all drafts": _rates(row.get("unconditional", ())),  # an older sweep has none
+            "of those accepted up to there": _rates(row.get("conditional", ())),
+        }
+        for row in said["groups"]
     ]
+
+
+def _rates(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.3f}" for share in shares)
 
 
 def _range(row: Mapping[str, Any]) -> str:
@@ -593,10 +638,18 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             row["speed-up"] = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
             row["verdict"] = verdicts.outcome(ratio) if ratio else "baseline"
             row["AL"] = "" if found["al"] is None else f"{found['al']:.2f}"
+            row["drafting, derived"] = ""
+            if (timed := said.get("drafting")) and (str(load), name) == ("1", timed["contestant"]):
+                row["drafting, derived"] = drafting_share(timed["share"])
             for what in ("ttft", "tpot"):
                 row[f"{what.upper()} p50 / p99 (ms)"] = f"{found[f'median_{what}_ms']:.0f} / {found[f'p99_{what}_ms']:.0f}"
             rows.append(row)
     return rows
+
+
+def drafting_share(share: Sequence[float] | None) -> str:
+    """What share of a step drafting takes, in words (see `calibrate.drafting`)."""
+    return "unknown: within the noise" if share is None else "at least {:.0%} ({:.0%} to {:.0%})".format(*share)
 
 
 def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -607,8 +660,9 @@ def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "k": row["k"],
             "AL": round(row["AL"], 2),
             "predicted": round(row["predicted"], 2),
-            "measured": f"{row['measured']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            "measured, decoding": f"{row['measured']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
             "error": f"{row['error']:+.0%}",
+            "measured, prompts included": round(said["ratios"][str(row["requests"])][f"eagle3-k{row['k']}"]["median"], 2),
         }
         for row in said["local"]
     ]

@@ -27,6 +27,7 @@ from eagle3kit.process import Child
 from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
 from eagle3kit.server import arithmetic, cores
 from eagle3kit.target import local_folder
+from eagle3kit.trainer import simulated_al
 
 MADE_BY = "05_train"
 CONFIG_MADE_BY = "02_build_k25_config"
@@ -333,14 +334,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):  # the line being written just now, or cut short by a kill
             yield json.loads(line)
-
-
-def simulated_al(cond: Sequence[float]) -> float:
-    """Acceptance length in tokens per target forward that conditional accuracies predict: `1 + sum_i prod_{j<=i} cond_j`.
-
-    The formula of Leviathan et al. (arXiv 2211.17192), with per-position rates in place of one constant rate.
-    """
-    return 1 + sum(math.prod(cond[: i + 1]) for i in range(len(cond)))
 
 
 def _record(run: Run, log: Sequence[dict[str, Any]], seconds: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -27,9 +28,10 @@ _BEGAN = time.monotonic()
 class JsonLines(logging.Handler):
     """Writes each record of the `speculators.metrics` logger as one line of JSON.
 
-    A line: `{"split", "step", "epoch", "loss", "acc", "cond", "lr", "tokens_per_s", "part", "time"}`; `acc[i]` is the share of
-    positions where the draft of TTT step i is the target's most likely token, `cond[i]` the same where all earlier steps were
-    right. `part` names the process, `time` is its age in seconds: the clock on the wall may be set back.
+    A line: `{"split", "step", "epoch", "loss", "acc", "cond", "lr", "tokens_per_s", "part", "time"}`, and of a validation
+    `simulated_al` too; `acc[i]` is the share of positions where the draft of TTT step i is the target's most likely token,
+    `cond[i]` the same where all earlier steps were right. `part` names the process, `time` is its age in seconds: the clock on
+    the wall may be set back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,17 +62,26 @@ def row_of(split: str, metrics: dict[str, float], message: dict[str, Any], step:
             values.append(round(float(value), 6))
         return values
 
-    lr = message.get("lr")
+    lr, cond = message.get("lr"), series("cond_acc")
     return {
         "split": split,
         "step": step,
         "epoch": message.get("epoch"),
         "loss": round(float(metrics[f"loss{suffix}"]), 6),
         "acc": series("full_acc"),
-        "cond": series("cond_acc"),
+        "cond": cond,
+        **({"simulated_al": round(simulated_al(cond), 6)} if split == "val" else {}),
         "lr": lr if not isinstance(lr, dict) else next(iter(lr.values())),
         "tokens_per_s": round((message.get("profile") or {}).get("tokens_per_s", 0.0), 1),
     }
+
+
+def simulated_al(cond: Sequence[float]) -> float:
+    """Acceptance length in tokens per target forward that conditional accuracies predict: `1 + sum_i prod_{j<=i} cond_j`.
+
+    The formula of Leviathan et al. (arXiv 2211.17192), with per-position rates in place of one constant rate.
+    """
+    return 1 + sum(math.prod(cond[: i + 1]) for i in range(len(cond)))
 
 
 def orthogonalize(grad: torch.Tensor, ns_coefficients: Sequence[float], ns_steps: int, eps: float) -> torch.Tensor:

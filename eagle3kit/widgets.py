@@ -580,6 +580,8 @@ class LivePlot:
                 shown = " ".join(f"{acc:.3f}" for acc in accuracies if is_number(acc)) if isinstance(accuracies, Sequence) else ""
                 loss = row.get("loss")
                 parts.append(f"{name} loss {fmt(loss) if is_number(loss) else 'unknown'}" + (f" acc {shown}" if shown else ""))
+                if is_number(al := row.get("simulated_al")):
+                    parts[-1] += f" simulated AL {al:.3f}"
         return "  ".join(["", "; ".join(parts)])
 
 

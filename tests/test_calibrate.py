@@ -1,5 +1,6 @@
 """The speed-up model fitted to timed steps of one machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,11 @@ from eagle3kit.params import Params
 from eagle3kit.rundir import Run
 from eagle3kit.server import Server
 
-PLAIN = {n: 0.050 + 0.004 * n for n in calibrate.TOKENS}
+REQUEST_S, TOKEN_S = 0.003, 0.001
+PLAIN = {n: 0.050 + (REQUEST_S + TOKEN_S) * n for n in calibrate.TOKENS}
+BODY = 1 - 49_152 * 576 / 134_515_008
+"""Share of a token's operations that a prompt's tokens take: all but the output matrix."""
+PROMPTS = {n: 0.2 + BODY * TOKEN_S * n for n in calibrate.PROMPTS}
 
 
 @pytest.fixture
@@ -34,32 +39,63 @@ def server(monkeypatch: pytest.MonkeyPatch, prefill: float, step: float, tokens_
 
 
 def test_a_step_is_timed_without_what_precedes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert calibrate.step_times(server(monkeypatch, 3.0, 0.05, 1), [[1, 2]], (1, 2), {}) == {1: pytest.approx(0.05)}
-    assert calibrate.step_times(server(monkeypatch, 3.0, 0.08, 2), [[1, 2]], (1,), {}) == {1: pytest.approx(0.08)}
+    assert calibrate.step_times(server(monkeypatch, 3.0, 0.05, 1), [[1, 2]], (1, 2), {}) == {1: pytest.approx([0.05] * 3)}
+    assert calibrate.step_times(server(monkeypatch, 3.0, 0.08, 2), [[1, 2]], (1,), {}) == {1: pytest.approx([0.08] * 3)}
+
+
+def test_no_timed_prompt_finds_the_cache_of_another() -> None:
+    asked: list[tuple[int, str]] = []
+
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append((len(body["prompt"]), body["cache_salt"]))
+        return {}
+
+    found = calibrate.prompt_times(cast(Server, SimpleNamespace(model="m", post=post)), [5, 6, 7])
+    assert {n: len(times) for n, times in found.items()} == dict.fromkeys(calibrate.PROMPTS, calibrate.REPEATS)
+    assert sorted({n for n, _ in asked}) == sorted(calibrate.PROMPTS)
+    assert len({salt for _, salt in asked}) == len(asked)
 
 
 def test_the_fitted_machine_has_the_timed_steps(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, 0.090, 3)
+    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3)
     for n, seconds in PLAIN.items():
         assert here.step_s(n) == pytest.approx(seconds)
     assert here.step_s(1, 3) == pytest.approx(0.090)
     assert here.speedup(1, 3, 2.0) == pytest.approx(2.0 * PLAIN[1] / 0.090)
 
 
+def test_a_token_to_verify_costs_no_request(run: Run) -> None:
+    target = replace(calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3), drafter_bytes=0)
+    assert target.step_s(4, 3) == pytest.approx(0.050 + 4 * REQUEST_S + 16 * TOKEN_S)
+    assert target.step_s(4, 3) < PLAIN[16]
+
+
 def test_the_drafter_alone_is_a_lower_bound(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, 0.0, 3)
+    here = calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3)
     assert here.step(1, 3)["verification"] == 0
-    assert here.step_s(1, 3) > PLAIN[4]
+    assert here.step_s(1, 3) > 0.050 + REQUEST_S + 4 * TOKEN_S
+
+
+def test_what_a_speculative_step_takes_beyond_the_targets_is_drafting() -> None:
+    plain = {2: [0.060], 4: [0.098, 0.100, 0.102]}
+    found = calibrate.drafting(plain, [0.124, 0.125, 0.126], 3)
+    assert found == pytest.approx((0.2, 1 - 0.102 / 0.124, 1 - 0.098 / 0.126))
+    assert calibrate.drafting(plain, [0.1], 2) == pytest.approx((0.2, 1 - 0.081 / 0.1, 1 - 0.079 / 0.1))  # between two and four
+
+
+@pytest.mark.parametrize(("speculative", "k"), [([0.09], 3), ([0.101, 0.125, 0.130], 3), ([0.5], 4), ([0.0], 3)])
+def test_a_share_within_the_noise_or_beyond_the_timed_steps_is_unknown(speculative: list[float], k: int) -> None:
+    assert calibrate.drafting({2: [0.060], 4: [0.098, 0.100, 0.102]}, speculative, k) is None
 
 
 @pytest.mark.parametrize("plain", [{1: 0.05}, {1: 0.01, 16: 1.0}])
 def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) -> None:
     with pytest.raises(KitError, match="make no line"):
-        calibrate.fit(run, plain, 0.1, 3)
+        calibrate.fit(run, plain, PROMPTS, 0.1, 3)
 
 
 def test_predictions_stand_beside_what_was_measured(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, 0.090, 3)
+    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3)
     (row,) = calibrate.compare(here, [(1, 3, 2.0, {"median": 1.0, "low": 0.9, "high": 1.1})])
     assert row["predicted"] == pytest.approx(1.2)
     assert row["error"] == pytest.approx(0.2)

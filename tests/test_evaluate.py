@@ -48,6 +48,10 @@ def test_acceptance_has_known_values() -> None:
     assert found["al_low"] == pytest.approx(1.64) == pytest.approx(found["al_high"])  # both answers are alike
 
 
+def test_a_position_is_rated_by_all_drafts_and_by_those_that_reached_it() -> None:
+    assert evaluate.positions([6, 3, 0, 0], 12) == {"unconditional": [0.5, 0.25, 0, 0], "conditional": [0.5, 0.5, 0, 0]}
+
+
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5))
 def test_al_is_one_plus_the_sum_of_unconditional_rates(steps: list[int]) -> None:
     accepted = sorted(steps, reverse=True)

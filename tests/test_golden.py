@@ -255,6 +255,23 @@ def test_states_of_one_byte_pass_every_guard_and_fail_without_their_scales(
         every_layer(run, target)
 
 
+def trusting(path: Path, token_ids: torch.Tensor, n_layers: int, hidden_size: int) -> tuple[torch.Tensor, str]:
+    """A reader that checks nothing: what the file lacks is zero."""
+    states = load_file(path)["hidden_states"]
+    return torch.nn.functional.pad(states, (0, 0, 0, n_layers - states.shape[1])), ""
+
+
+@pytest.mark.parametrize("fault", [name for name, (_, caught) in FAULTS.items() if "read" in caught])
+def test_without_the_file_check_a_wrong_file_is_taken(
+    extracted: Run, target: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAULTS[fault][0](extracted)
+    with pytest.raises(KitError):
+        read(extracted, target)
+    monkeypatch.setattr(hidden_states, "load_states", trusting)
+    read(extracted, target)
+
+
 def test_thresholds_switch_the_guards_off(extracted: Run, target: Path) -> None:
     FAULTS["the last layer is the one before"][0](extracted)
     loose = extracted.params.replace(golden_min_top1=0, golden_max_mae=1e9)
@@ -300,6 +317,24 @@ def test_what_cannot_be_checked_is_said(extracted: Run, target: Path, monkeypatc
     assert "no weights" in str(reference.why_not(extracted.root, "float32", available=10**9))
     sampled = Run(extracted.params.replace(data_temperature=0.7), extracted.stage)
     assert "temperature 0.7" in golden.answers(sampled, *hidden_states.head_and_norm(target), EPS)["reason"]
+
+
+def test_answers_of_another_writer_are_rated_and_not_judged(extracted: Run, target: Path) -> None:
+    weights = hidden_states.head_and_norm(target)
+    own = golden.answers(extracted, *weights, EPS)
+    swap(extracted, [(1, 3), (2, 6)], names_too=False)  # answers that these states would not give
+    given = Run(extracted.params.replace(data_regenerate=False, data_temperature=0.7), extracted.stage)
+    found = golden.answers(given, *weights, EPS)
+    for name, result in (("layers", {"reason": "not made"}), ("answers", found)):
+        write_json(given.path("cross_check", f"{name}.json"), result)
+    golden.judge(given, given.path("cross_check"))
+    golden._record(given, given.path("cross_check"))
+    assert own["agree"] == 1
+    assert 0.5 < found["agree"] < 1
+    assert found["nll"] > own["nll"]
+    assert "the target did not write these answers" in found["reason"]
+    assert given.fact("data.off_policy_tokens") == pytest.approx(1 - found["agree"])
+    assert given.fact("extraction.own_answers") is None
 
 
 def test_positions_are_spread_from_first_to_last() -> None:

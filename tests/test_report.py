@@ -150,6 +150,10 @@ def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -
     ratios = {"ngram": {"median": 0.9, "low": 0.86, "high": 0.95}, "eagle3": {"median": 1.01, "low": 0.96, "high": 1.05}}
     contestants = {name: {"tokens_per_s": values} for name, values in rates.items()}
     write(root, "eval/speed.json", {"contestants": contestants, "ratios": ratios, "prompts": 12, "concurrency": 1})
+    group = {"by": "context, tokens", "group": "65 to 128", "prompts": 40, "al": 1.61, "low": 1.5, "high": 1.7}
+    group |= {"unconditional": [0.41, 0.2], "conditional": [0.41, 0.4878]}
+    drafting = {"contestant": "eagle3-k3", "share": [0.127, 0.08, 0.17]}
+    write(root, "eval/sweep.json", {"groups": [group], "drafting": drafting})
     tie = {"contestant": "eagle3", "prompt_id": "heldout-7", "position": 31, "expected": 284, "got": None}
     tie |= {"logprob_expected": -1.25, "logprob_got": -1.2501}
     write(root, "eval/lossless.json", {"share": 1.0, "compared": 80, "ties": [tie], "differences": []})
@@ -241,6 +245,8 @@ def test_finished_run_reads_well(run: Path) -> None:
         "Full accuracy by TTT step at the last validation: 40.0 % at step 1",
         "EAGLE-3 heldout-7 31 284 -1.2500 end of the answer -1.2501",
         "Trainer and server agree",
+        "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %",
+        "drafting takes: at least 12.7 % (8.0 % to 17.0 %), derived from timed steps",
         "Every step was made from what the run now holds (21 links",
         "● train_lr",
         "eagle3kit run params/local.yaml",
@@ -424,6 +430,16 @@ def test_losses_are_a_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "local", FACTS | {"lossless.share": (0.99999, "share", "06")})
     assert "not lossless" in report.summary_lines(run)[0]
     assert "100.0 %" not in next(line for line in report.summary_lines(run) if line.startswith("Lossless"))
+
+
+@pytest.mark.parametrize(("facts", "share"), [({"data.off_policy_tokens": {"value": 0.34}}, "34.0 %"), ({}, "unknown")])
+def test_off_policy_rows_are_told_with_what_is_known_of_their_cost(tmp_path: Path, facts: dict[str, Any], share: str) -> None:
+    write(tmp_path, "facts.json", facts)
+    write(tmp_path, "data/origin.json", {"on_policy": False})
+    (found,) = report._check_origin(report.Evidence(tmp_path))
+    assert found.state == "warn"
+    assert f"would most likely not write: {share}. " in found.text
+    assert "how much less is not measured" in found.text
 
 
 def test_stale_step_is_found(run: Path) -> None:

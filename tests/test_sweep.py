@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3kit import bench, sweep
+from eagle3kit import bench, evaluate, sweep
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
@@ -98,6 +99,38 @@ def test_the_targets_own_temperature_is_named_with_its_source(tmp_path: Path) ->
     assert sweep.own_temperature(tmp_path) == "0.6 (its generation_config.json)"
 
 
+def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
+    group = {"by": "temperature", "group": "0", "prompts": 2, "al": 1.6, "low": None, "high": None}
+    (row,) = sweep.group_rows({"groups": [group | evaluate.positions([40, 20], 100)]})
+    assert (row["by position, of all drafts"], row["of those accepted up to there"]) == ("0.400, 0.200", "0.400, 0.500")
+    (row,) = sweep.group_rows({"groups": [group]})  # of a sweep that was measured before they were kept
+    assert row["by position, of all drafts"] == ""
+
+
+def test_the_reckoned_speed_up_is_held_against_decoding_alone(run: Run) -> None:
+    plain = {"steps": {str(n): [0.08 + 0.007 * n] * 3 for n in (1, 2, 4, 8, 16)}, "prompts": {"16": [0.1], "128": [0.4]}}
+    timed = {"timed/none": {"none": plain}, "timed/eagle3-k3": {"eagle3-k3": {"steps": {"1": [0.13, 0.14, 0.15]}}}}
+    drafter = sweep.Contestant("eagle3-k3", DRAFTING, k=3)
+    measured = {
+        "none": {"tpot_ms": [80.0, 90.0], "paired": True},
+        "eagle3-k3": {"tpot_ms": [64.0, 60.0], "paired": True, "al": 1.8},
+    }
+    of_one_token = {name: found | {"tpot_ms": [0.0, 0.0]} for name, found in measured.items()}
+    stand_in: Any = SimpleNamespace(result=timed.__getitem__, contestants=[drafter])
+    found = sweep._local(run, stand_in, {"speed": {1: measured, 2: of_one_token}})
+    (row,) = found["local"]
+    assert (row["low"], row["high"]) == pytest.approx((1.25, 1.5))
+    assert row["predicted"] == pytest.approx(1.8 * 0.087 / 0.14)
+    assert found["drafting"]["share"] == pytest.approx((1 - 0.108 / 0.14, 1 - 0.108 / 0.13, 1 - 0.108 / 0.15))
+
+
+def test_the_reckoned_speed_up_stands_beside_both_that_were_measured() -> None:
+    row = {"requests": 4, "k": 3, "AL": 1.6, "predicted": 1.1, "measured": 1.0, "low": 0.9, "high": 1.2, "error": 0.1}
+    (shown,) = sweep.local_rows({"local": [row], "ratios": SAID["ratios"]})
+    assert (shown["measured, decoding"], shown["error"]) == ("1.00 (0.90 to 1.20)", "+10%")
+    assert shown["measured, prompts included"] == 1.21
+
+
 RESULT = {
     "completed": 4,
     "duration": 2.0,
@@ -148,3 +181,15 @@ def test_the_table_of_speed_names_baseline_and_outcome() -> None:
     assert (eagle3["speed-up"], eagle3["verdict"]) == ("1.21 (1.18 to 1.25)", "faster")
     assert (none["AL"], eagle3["AL"]) == ("", "1.60")
     assert eagle3["TTFT p50 / p99 (ms)"] == "50 / 70"
+    assert (none["drafting, derived"], eagle3["drafting, derived"]) == ("", "")  # four requests: not timed
+
+
+SHARES = ([0.13, 0.1, 0.2], "at least 13% (10% to 20%)"), (None, "unknown: within the noise")
+
+
+@pytest.mark.parametrize(("share", "words"), SHARES)
+def test_the_table_of_speed_says_what_share_drafting_takes(share: list[float] | None, words: str) -> None:
+    timed = {"drafting": {"contestant": "eagle3-k3", "share": share}}
+    at_one = {key: {"1": SAID[key]["4"]} for key in ("speed", "ratios")}
+    none, eagle3 = sweep.speed_rows(at_one | timed)
+    assert (none["drafting, derived"], eagle3["drafting, derived"]) == ("", words)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,23 +17,23 @@ from hs_connectors import HiddenStatesBackend
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3kit import compat, train
+from eagle3kit import compat, hidden_states, train
 from eagle3kit.data import load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
-from eagle3kit.trainer import JsonLines, orthogonalize, row_of, unmark_before_saving
+from eagle3kit.trainer import JsonLines, orthogonalize, row_of, simulated_al, unmark_before_saving
 
 
 def test_simulated_al_is_the_formula() -> None:
-    assert train.simulated_al([]) == 1
-    assert train.simulated_al([0.5, 0.5, 0.5]) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
-    assert train.simulated_al([0.416, 0.5, 0.6]) == pytest.approx(1 + 0.416 + 0.208 + 0.1248)
+    assert simulated_al([]) == 1
+    assert simulated_al([0.5, 0.5, 0.5]) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert simulated_al([0.416, 0.5, 0.6]) == pytest.approx(1 + 0.416 + 0.208 + 0.1248)
 
 
 @given(st.floats(0, 0.999), st.integers(1, 8))
 def test_simulated_al_of_a_constant_rate_is_the_geometric_sum(rate: float, k: int) -> None:
-    assert train.simulated_al([rate] * k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
+    assert simulated_al([rate] * k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])
@@ -60,9 +61,11 @@ def test_metrics_of_both_splits_become_rows() -> None:
     row = row_of("train", metrics, {"epoch": 1, "lr": 1e-3, "profile": {"tokens_per_s": 700.04}}, 7)
     assert row["acc"] == [0.4, 0.2]
     assert row["cond"] == [0.4, 0.5]
+    assert "simulated_al" not in row
     assert (row["loss"], row["step"], row["epoch"], row["lr"], row["tokens_per_s"]) == (3.0, 7, 1, 1e-3, 700.0)
     row = row_of("val", {f"{name}_epoch": value for name, value in metrics.items()}, {"epoch": 1}, 7)
     assert (row["loss"], row["acc"], row["lr"]) == (3.0, [0.4, 0.2], None)
+    assert row["simulated_al"] == pytest.approx(1 + 0.4 + 0.4 * 0.5)
 
 
 def test_each_line_of_the_log_has_its_process_and_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +228,26 @@ def trained(tmp_path: Path, **changes: object) -> Run:
             (step.folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
             step.outputs = {"checkpoint": "1"}
     return run
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "said"), [(1, "trainer has come no further for 1 s.*stall_timeout_s"), (3600, "no checkpoint")]
+)
+def test_a_trainer_that_hangs_is_ended_and_named_and_without_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_s: int, said: str
+) -> None:
+    hangs = [sys.executable, "-c", "import time; time.sleep(6)"]
+    monkeypatch.setattr(train, "command", lambda *_: hangs)
+    monkeypatch.setattr(hidden_states, "require_intact", lambda run: None)
+    run = prepared(tmp_path, stall_timeout_s=stall_s)
+    for name, notebook in (("config", train.CONFIG_MADE_BY), ("hidden_states", "03_extract_hidden_states")):
+        with Run(run.params, notebook).step(name, {}):
+            pass
+    began = time.monotonic()
+    with pytest.raises(KitError, match=said):
+        train.train(run, "/model", "cpu", lambda log: None)
+    assert (time.monotonic() - began < 6) == (stall_s < 6)
+    assert not run.path("logs", "trainer.pid").exists()
 
 
 def test_another_choice_of_checkpoint_needs_no_training(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_words_in_colour(shown: list[Any]) -> None:
 
 ROWS = [
     {"split": "train", "step": 10, "loss": 8.5, "acc": [0.1, 0.05]},
-    {"split": "val", "step": 10, "loss": 8.0, "acc": [0.2, 0.1]},
+    {"split": "val", "step": 10, "loss": 8.0, "acc": [0.2, 0.1], "simulated_al": 1.25},
     {"split": "train", "step": 20, "loss": float("nan"), "acc": None},
 ]
 
@@ -284,13 +284,14 @@ def test_live_plot_headless_prints_now_and_then(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2  # at once, and the last state at the end
     assert lines[0].startswith("  step 0/100 0 %")
-    assert re.fullmatch(r"  step 20/100 20 %, .* left; train loss not a number; held out loss 8 acc 0.200 0.100", lines[1])
+    held_out = "held out loss 8 acc 0.200 0.100 simulated AL 1.250"
+    assert re.fullmatch(rf"  step 20/100 20 %, .* left; train loss not a number; {held_out}", lines[1])
 
 
 def test_live_plot_shows_the_end_of_a_failed_training(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), widgets.LivePlot(False, every_s=1000) as live:
         live.update(ROWS[:1])
-        live.update(ROWS[:2])
+        live.update([*ROWS[:1], {"split": "val", "step": 10, "loss": 8.0, "acc": [0.2, 0.1]}])  # an older log
         raise ZeroDivisionError
     assert "held out loss 8" in capsys.readouterr().out
 
