@@ -237,8 +237,8 @@ class Sweep:
             cells.append(self._cell(f"first/{c.name}", [c], first, streams, {}, self._first))
             if c.name in ("none", f"eagle3-k{p.eval_k}"):
                 timed_tokens = calibrate.REPEATS * (calibrate.STEPS + 4) * (1 if c.k else sum(calibrate.TOKENS))
-                inputs = {"requests": [1] if c.k else list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS)}
-                cells.append(self._cell(f"timed/{c.name}", [c], timed_tokens, 1 if c.k else 8, inputs, self._steps))
+                which: Json = {"requests": [1] if c.k else list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS)}
+                cells.append(self._cell(f"timed/{c.name}", [c], timed_tokens, 1 if c.k else 8, which, self._steps))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         for load in p.eval_sweep_concurrency:
             count = min(self.prompt_count, max(2, load))

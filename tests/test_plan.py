@@ -270,9 +270,9 @@ FP8: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("free", "fits"), [(1000, True), (658, True), (657, False), (300, False)])
-def test_one_byte_a_number_is_named_where_it_fits(free: int, fits: bool) -> None:
+def test_one_byte_a_number_is_named_where_it_fits(free: int, fits: bool, tmp_path: Path) -> None:
     """20.1 M tokens of 57,344 B do not; of 28,676 B they are 576.4 GB, with two checkpoints 592.0 GB: 90 % of 657.7 GB."""
-    params, disk = kimi(target_model="/models/k25"), Disk(used=0, free=free * 10**9)
+    params, disk = kimi(target_model="/models/k25", runs_dir=str(tmp_path)), Disk(used=0, free=free * 10**9)
     local = dataclasses.replace(K25, source="/models/k25")
     work = plan.counted([*rows(20_000, 1000), *rows(100, 1000, "heldout")])
     refused = plan.plan(params, local, work, disk).problems()[0]
