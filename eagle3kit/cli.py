@@ -228,7 +228,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 def finish(run: Run) -> bool:
     """Write the report, print its path and the summary. A failing report must not hide what the run found."""
-    from eagle3kit import report
+    from eagle3kit import findings, report
 
     try:
         path = report.build(run.root, project_path(run.params.reports_dir))
@@ -236,7 +236,7 @@ def finish(run: Run) -> bool:
         print(f"eagle3kit: the report could not be written: {error.message}", file=sys.stderr)
         return False
     print()
-    for line in report.summary_lines(run.root):
+    for line in findings.summary_lines(run.root):
         print(line)
     print(f"\nreport: {path}")
     return True

@@ -227,7 +227,7 @@ def build(reports_dir: Path | str) -> Path:
     Raises:
         KitError: the disk is full.
     """
-    from eagle3kit import plots, report
+    from eagle3kit import page, plots
     from eagle3kit.rundir import write_atomic
     from eagle3kit.widgets import as_check_list, as_picture, as_table, tag
 
@@ -255,8 +255,8 @@ def build(reports_dir: Path | str) -> Path:
         as_table(_sensitivity()).html,
     ]
     about = {"compare": True, "run": "the speed-up model, checked"}
-    page = report.whole_page("The speed-up model against published results", body, about)
-    return write_atomic(Path(reports_dir) / "model_check.html", page)
+    html = page.whole_page("The speed-up model against published results", body, about)
+    return write_atomic(Path(reports_dir) / "model_check.html", html)
 
 
 _NOT_MODELLED = (

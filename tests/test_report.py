@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3kit import plots, report
+from eagle3kit import evidence, findings, plots, report
 from eagle3kit.errors import KitError
 from eagle3kit.rundir import value_digest
 
@@ -69,7 +69,7 @@ FACTS: dict[str, tuple[Any, str, str]] = {
     "time.train_s": (515.0, "s", "05"),
 }
 MINUTES = {"00": 0.4, "01": 0.1, "02": 0.2, "03": 5.1, "04": 0.2, "05": 7.1, "06": 4.2}
-NAMES = {stage.number: f"{stage.number}_stage" for stage in report.STAGES}
+NAMES = {stage.number: f"{stage.number}_stage" for stage in evidence.STAGES}
 PARAMS = [
     ("run_name", "local", "file", "local", "", "name of the run", "run"),
     ("target_model", "smollm2-135m", "default", "smollm2-135m", "", "the target", "target"),
@@ -170,7 +170,7 @@ def run(tmp_path: Path) -> Path:
 
 def page_of(run: Path) -> str:
     path = report.build(run, run.parent.parent / "reports")
-    assert path.stat().st_size <= report.LIMIT_BYTES
+    assert path.stat().st_size <= evidence.LIMIT_BYTES
     return path.read_text()
 
 
@@ -274,13 +274,13 @@ def test_the_same_run_gives_the_same_bytes(run: Path) -> None:
 
 
 def test_summary_is_ten_plain_lines(run: Path, tmp_path: Path) -> None:
-    lines = report.summary_lines(run)
+    lines = findings.summary_lines(run)
     assert len(lines) == 10
     assert all(line and "\n" not in line and "<" not in line for line in lines)
     assert lines[0].startswith("Outcome: All seven stages completed")
     assert lines[6].endswith("Advice: do not speculate: nothing is faster")
     (tmp_path / "empty").mkdir()
-    nothing = report.summary_lines(tmp_path / "empty")
+    nothing = findings.summary_lines(tmp_path / "empty")
     assert len(nothing) == 10
     assert sum("unknown" in line for line in nothing) == 9  # the outcome says what is still to run
 
@@ -306,7 +306,7 @@ def test_every_fact_may_be_missing_or_nonsense(tmp_path: Path, name: str) -> Non
         facts[name] = {"value": odd, "unit": "share", "stage": "06_stage", "source": None}
         write(run, "facts.json", facts)
         assert report.build(run, tmp_path / "reports").exists()
-        assert len(report.summary_lines(run)) == 10
+        assert len(findings.summary_lines(run)) == 10
 
 
 ODD_FILES = ("", "{", "[]", "null", "3", '{"x": 1}', '{"sizes": "abc", "slots": [1], "ties": 3}', b"\xed\xa0\x80")
@@ -371,7 +371,7 @@ def test_everything_from_a_file_is_escaped(run: Path) -> None:
     assert "&lt;script&gt;" in page
     assert_safe(report.compare([run, run], run.parent.parent / "reports").read_text())
     assert_safe((run.parent.parent / "reports" / "index.html").read_text())
-    assert not any("\n" in line for line in report.summary_lines(run))
+    assert not any("\n" in line for line in findings.summary_lines(run))
 
 
 @settings(max_examples=30, deadline=None)
@@ -416,27 +416,27 @@ def test_a_file_that_is_no_picture_is_left_out(run: Path) -> None:
 )
 def test_speed_is_told_honestly(tmp_path: Path, low: float | None, high: float | None, word: str) -> None:
     facts = FACTS | {"speed.eagle3.ratio.low": (low, "x", "06"), "speed.eagle3.ratio.high": (high, "x", "06")}
-    lines = report.summary_lines(make_run(tmp_path / "local", facts))
+    lines = findings.summary_lines(make_run(tmp_path / "local", facts))
     assert word in next(line for line in lines if line.startswith("Speed"))
 
 
 def test_no_acceptance_is_a_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "local", FACTS | {"acceptance.al": (1.01, "tokens/forward", "06")})
-    assert "hardly ever accepted" in report.summary_lines(run)[0]
+    assert "hardly ever accepted" in findings.summary_lines(run)[0]
     assert "an unshifted loss mask" in page_of(run)
 
 
 def test_losses_are_a_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "local", FACTS | {"lossless.share": (0.99999, "share", "06")})
-    assert "not lossless" in report.summary_lines(run)[0]
-    assert "100.0 %" not in next(line for line in report.summary_lines(run) if line.startswith("Lossless"))
+    assert "not lossless" in findings.summary_lines(run)[0]
+    assert "100.0 %" not in next(line for line in findings.summary_lines(run) if line.startswith("Lossless"))
 
 
 @pytest.mark.parametrize(("facts", "share"), [({"data.off_policy_tokens": {"value": 0.34}}, "34.0 %"), ({}, "unknown")])
 def test_off_policy_rows_are_told_with_what_is_known_of_their_cost(tmp_path: Path, facts: dict[str, Any], share: str) -> None:
     write(tmp_path, "facts.json", facts)
     write(tmp_path, "data/origin.json", {"on_policy": False})
-    (found,) = report._check_origin(report.Evidence(tmp_path))
+    (found,) = findings._check_origin(evidence.Evidence(tmp_path))
     assert found.state == "warn"
     assert f"would most likely not write: {share}. " in found.text
     assert "how much less is not measured" in found.text
@@ -489,7 +489,7 @@ def test_training_is_checked(run: Path, log: str, wanted: str) -> None:
 
 
 def test_missing_run_is_an_error(tmp_path: Path) -> None:
-    for call in (report.build, lambda root, _: report.summary_lines(root)):
+    for call in (report.build, lambda root, _: findings.summary_lines(root)):
         with pytest.raises(KitError, match="there is no such run"):
             call(tmp_path / "nothing", tmp_path)
 
