@@ -9,7 +9,7 @@ PARAMS ?= params/local.yaml
 run: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS)
 
-# The evaluation in depth, on a finished run: draft lengths, loads, temperatures. About twenty minutes; may be interrupted.
+# The evaluation in depth, on a finished run: draft lengths, loads, temperatures. About fifteen minutes; may be interrupted.
 sweep: $(VENV)/ready
 	$(BIN)/eagle3kit run $(PARAMS) -p eval_sweep true --from 06_evaluate
 

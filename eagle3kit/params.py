@@ -273,7 +273,7 @@ class Params(BaseModel):
         True, "", "run the servers that are compared at the same time, taking turns; needs the target's memory three times"
     )
     eval_sweep: bool = _evaluation(
-        False, "", "also sweep draft lengths, loads and temperatures: twenty minutes on two cores (make sweep)"
+        False, "", "also sweep draft lengths, loads and temperatures: fifteen minutes on two cores (make sweep)"
     )
     eval_sweep_k: list[int] = _evaluation([1, 3, 5], "tokens", "draft lengths that the sweep serves each drafter with")
     eval_sweep_concurrency: list[int] = _evaluation(

@@ -341,7 +341,7 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
     if not p.eval_sweep:
         if file.exists() and run.fact("sweep.checkpoints", "") == run.digest("checkpoints", train.MADE_BY):
             return _advised(run, read_json(file, MADE_BY))
-        say("Draft lengths, loads and temperatures were not swept: `make sweep` does it, in about twenty minutes on two cores.")
+        say("Draft lengths, loads and temperatures were not swept: `make sweep` does it, in about fifteen minutes on two cores.")
         ngram, eagle3 = serving.ngram_config(p.eval_ngram_k), serving.eagle3_config(train.drafter_folder(run), p.eval_k)
         ratios = read_json(run.path("eval", "speed.json"), MADE_BY)["ratios"]
         words = verdicts.advice({p.eval_speed_concurrency: ratios}, {"ngram": _shown(ngram), "eagle3": _shown(eagle3)})
