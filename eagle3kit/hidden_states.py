@@ -166,9 +166,8 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
     command = [*server.tool("--store", str(run.path(CAPTURE))), "generate-offline-data"]
     command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
     command += ["--concurrency", str(run.params.extraction_concurrency), "--fail-on-error"]
-    if (
-        run.params.extraction_storage == "native"
-    ):  # torch finds no extremes in fp8, so the tool would end here; `verify` reads all
+    # torch finds no extremes in fp8, so the tool would end here; `verify` reads everything back in either case.
+    if run.params.extraction_storage == "native":
         command += ["--validate-outputs"]
 
     def progress() -> int:
