@@ -10,7 +10,11 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.sample import rejection_sampler
+
+from eagle3kit import server
+from eagle3kit.params import Params
 
 REQUESTS, TOKENS = 20_000, 20
 
@@ -81,3 +85,12 @@ def test_what_is_drawn_follows_the_target(mended: None, temperature: float, prob
     # Sampling alone leaves about half the sum over tokens of sqrt(2 p (1 - p) / (pi n)).
     noise = float((2 * wanted * (1 - wanted) / (torch.pi * REQUESTS)).sqrt().sum() / 2)
     assert float((found - wanted).abs().sum() / 2) < 2 * noise
+
+
+def test_every_server_on_a_cpu_is_told_to_load_it_and_none_on_a_gpu() -> None:
+    """Without these words the worker never imports the module, and nothing says so."""
+    told = {device: server.command(Params(), "/model", server.plain(), 1, device) for device in ("cpu", "cuda")}
+    assert "eagle3kit.cpu_sampling.WholeTemperature" in told["cpu"]
+    assert hasattr(importlib.import_module("eagle3kit.cpu_sampling"), "WholeTemperature")
+    assert resolve_obj_by_qualname(told["cpu"][told["cpu"].index("--distributed-executor-backend") + 1])
+    assert not {"--worker-extension-cls", "--distributed-executor-backend"} & set(told["cuda"])
