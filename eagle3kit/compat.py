@@ -37,6 +37,13 @@ STATE_KEYS = ("hidden_states", "token_ids")
 CONNECTOR_NAMES = ("ExampleHiddenStatesConnector", "PendingSave", "extract_from_kv_cache", "_submit_async_write", "_lock_fds")
 """What `connector.py` takes from vLLM's connector, or replaces in it."""
 
+CPU_PARTS: Mapping[str, str] = {
+    "vllm/triton_utils/dispatcher.py": "register_kernels",
+    "vllm/v1/sample/rejection_sampler.py": "expand_kernel",
+    "vllm/v1/executor/uniproc_executor.py": "UniProcExecutor",
+}
+"""What a server without a GPU builds on, by file: `cpu_sampling.py` replaces the kernel; engine and worker are one process."""
+
 COMMANDS = ("regenerate_responses", "generate_offline_data", "train")
 """Modules of speculators' command line that the kit calls."""
 
@@ -88,6 +95,7 @@ class Vllm:
         writes: keys of the state files that its connector writes; empty where it has no such connector.
         answers: whether the states of the generated tokens can be asked for with the answer.
         connector: names of `CONNECTOR_NAMES` that are missing: needed without a GPU.
+        cpu: names of `CPU_PARTS` that are missing: needed without a GPU.
         eagle3: by architecture, whether it serves EAGLE-3 for it.
         model_types: the only model types that its config lets through; empty where it does not look.
         last_layer: by architecture, whether it records the output of the last layer; None where that cannot be read.
@@ -103,6 +111,7 @@ class Vllm:
     writes: list[str] = field(default_factory=list)
     answers: bool = False
     connector: list[str] = field(default_factory=list)
+    cpu: list[str] = field(default_factory=list)
     eagle3: dict[str, bool] = field(default_factory=dict)
     model_types: list[str] = field(default_factory=list)
     last_layer: dict[str, bool | None] = field(default_factory=dict)
@@ -213,6 +222,9 @@ def read_vllm(package: Package, architectures: Sequence[str] = TARGETS) -> Vllm:
         writes=written,
         answers='"include_output_tokens"' in connector,
         connector=[name for name in CONNECTOR_NAMES if not re.search(rf"\b{name}\b", connector)],
+        cpu=[
+            name for file, name in CPU_PARTS.items() if not re.search(rf"^(def|class) {name}\b", package.text(file), re.MULTILINE)
+        ],
         eagle3=eagle3,
         model_types=_only_model_types(config),
         last_layer=last,
@@ -422,6 +434,8 @@ def _of_vllm(vllm: Vllm, need: Need) -> Iterator[_Row]:
     if not need.gpu:
         found = f"{said} has no {', '.join(vllm.connector)}" if vllm.connector else f"{said} has them"
         yield "CPU connector", not vllm.connector, "the parts of vLLM's connector that the kit's builds on", found, ""
+        found = f"{said} has no {', '.join(vllm.cpu)}" if vllm.cpu else f"{said} has them"
+        yield "CPU server", not vllm.cpu, f"{', '.join(CPU_PARTS.values())}: one process, and right samples", found, ""
     yield (
         "states with the answer",
         "ok" if vllm.answers else "warn",

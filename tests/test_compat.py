@@ -89,6 +89,7 @@ TESTED = vllm("0.32.0"), speculators("0.9.0")
         ({"extracts": False}, "extraction"),
         ({"writes": []}, "extraction"),
         ({"connector": ["PendingSave"]}, "CPU connector"),
+        ({"cpu": ["register_kernels"]}, "CPU server"),
         ({"last_layer": {compat.KIMI: False}}, "last layer"),
         ({"eagle3": {compat.KIMI: False}}, "EAGLE-3 target"),
         ({"model_types": ["llama"]}, "EAGLE-3 target"),
@@ -271,6 +272,13 @@ def test_two_requirements_overlap_or_do_not(specifiers: list[str], expected: boo
 def test_the_connectors_names_are_those_that_the_kit_uses() -> None:
     source = (ROOT / "eagle3kit" / "connector.py").read_text()
     assert all(re.search(rf"\b{name}\b", source) for name in compat.CONNECTOR_NAMES)
+
+
+def test_the_names_of_a_cpu_server_are_those_that_the_kit_uses() -> None:
+    sources = "".join((ROOT / "eagle3kit" / f"{module}.py").read_text() for module in ("cpu_sampling", "server"))
+    for file, name in compat.CPU_PARTS.items():
+        assert file.removesuffix(".py").replace("/", ".") in sources
+        assert re.search(rf"\b{name}\b", sources)
 
 
 # ---- the doctor
