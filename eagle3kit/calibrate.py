@@ -2,22 +2,22 @@
 
 Timed are decode steps of 1 to 16 requests and prompts of two lengths without speculation, and a speculative step of one request.
 The steps give what a step costs and what a request adds to it with its token; the prompts what a token alone adds, for verifying
-a draft adds tokens to a request and no requests. With the drafter's size that gives its passes; what the speculative step takes
-beyond them is `Constants.verification_s`. The speed-ups that follow at other loads and draft lengths are held against those of
-decoding that the sweep measured, with other requests.
+a draft adds tokens to a request and no requests. What share of the speculative step drafting takes is traced, which gives the
+drafter's passes; what the step takes beyond all that is `Constants.verification_s`. The speed-ups that follow at other loads and
+draft lengths are held against those of decoding that the sweep measured, with other requests.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
-from eagle3kit import plan, target
+from eagle3kit import plan, step_trace, target
 from eagle3kit.errors import KitError
 from eagle3kit.rundir import Run
 from eagle3kit.server import Server
@@ -64,6 +64,18 @@ def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, list[float]]:
     return found
 
 
+def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, Any], folder: Path) -> list[float]:
+    """Share of drafting in each step of one request for `STEPS` tokens (see `step_trace.drafting`).
+
+    Args:
+        extra: further fields of the request.
+        folder: where the server writes its traces.
+    """
+    with server.traced():
+        _timed(server, [prompt], STEPS, extra)
+    return step_trace.read(folder)
+
+
 def _timed(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra: Mapping[str, Any]) -> tuple[float, int]:
     """Seconds until all prompts have so many tokens, and the steps that the longest of them took."""
 
@@ -79,7 +91,7 @@ def _timed(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra:
     return time.monotonic() - began, steps
 
 
-def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], speculative: float, k: int) -> Setup:
+def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], speculative: float, k: int, drafting: float) -> Setup:
     """This machine as the model sees it.
 
     Least squares over the plain steps, and over what the longer prompt takes beyond the shorter: bytes read / bandwidth +
@@ -89,6 +101,7 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
         plain: seconds of a step without speculation by its requests.
         prompts: seconds to answer one prompt by its tokens.
         speculative: seconds of a step of one request with drafts of `k` tokens.
+        drafting: the share of that step spent drafting; 0 where it is unknown: then the drafter costs what its size says.
 
     Raises:
         KitError: fewer than two plain steps were timed, or they make no line that rises from above zero.
@@ -118,34 +131,9 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
     drafter = plan.drafter_read_bytes(served, plan.drafter_shape(p, served)) * served_bytes(served, p.target_dtype) / 2
     found = Constants(1, 0, 1, 0, request_s=max(0.0, a_request))
     made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=found)
+    found = replace(found, pass_s=max(0.0, drafting * speculative - made.step(1, k)["drafter"]) / k)
+    made = replace(made, constants=found)
     return replace(made, constants=replace(found, verification_s=max(0.0, speculative - made.step_s(1, k))))
-
-
-def drafting(plain: Mapping[int, Sequence[float]], speculative: Sequence[float], k: int) -> tuple[float, float, float] | None:
-    """Share of a speculative step that is not the target's: 1 - t_plain(k + 1) / t_speculative; median, lowest, highest.
-
-    Derived, not counted: vLLM does not say. t_plain is interpolated between the timed steps. A step of k + 1 requests takes no
-    less than one that verifies k + 1 tokens of one request, so the share is at least this.
-
-    Args:
-        plain: see `step_times`, of the server without speculation.
-        speculative: seconds of a step of one request with drafts of `k` tokens.
-
-    Returns:
-        None where it is unknown: no step so long was timed, or the lowest share is not above 0: it is within the noise.
-    """
-    import numpy as np
-
-    counts = sorted(plain)
-    if not counts[0] <= k + 1 <= counts[-1] or min(speculative) <= 0:
-        return None
-    take: tuple[tuple[Callable[[Sequence[float]], float], Callable[[Sequence[float]], float]], ...]
-    take = (statistics.median, statistics.median), (max, min), (min, max)
-    median, low, high = (
-        float(1 - np.interp(k + 1, counts, [target_s(plain[n]) for n in counts]) / step_s(speculative))
-        for target_s, step_s in take
-    )
-    return (median, low, high) if low > 0 else None
 
 
 def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, float]]]) -> list[dict[str, Any]]:

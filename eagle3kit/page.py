@@ -408,9 +408,8 @@ def _drafting(e: Evidence) -> list[Markup]:
     if not found:
         return []
     shares = numbers(found.get("share"))
-    text = f"at least {percent(shares[0])} ({percent(shares[1])} to {percent(shares[2])})" if len(shares) == 3 else "unknown"
-    how = "derived from timed steps of one request; vLLM does not count it"
-    return [_say(f"Share of a speculative step that drafting takes: {text}, {how}" + ("." if shares else ": within the noise."))]
+    text = f"{percent(shares[0])} ({percent(shares[1])} to {percent(shares[2])})" if len(shares) == 3 else "unknown, none is seen"
+    return [_say(f"Share of a speculative step that drafting takes: {text} in vLLM's own trace of one request's steps.")]
 
 
 _CONTESTANTS: dict[Any, str] = {"none": "no speculation", "ngram": "n-gram", "eagle3": "EAGLE-3"}

@@ -17,7 +17,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from eagle3kit import access, supervise
+from eagle3kit import access, step_trace, supervise
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.process import Child
@@ -75,10 +75,16 @@ def eagle3_config(drafter: Path, k: int) -> dict[str, Any]:
     return {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": k}
 
 
-def speculating(name: str, config: dict[str, Any], *, or_shorter: bool = False) -> Engine:
-    """Speculation by `config`; with `or_shorter` a request may ask for fewer draft tokens (see `scheduler`)."""
+def speculating(name: str, config: dict[str, Any], *, or_shorter: bool = False, traces: Path | None = None) -> Engine:
+    """Speculation by `config`.
+
+    Args:
+        or_shorter: a request may ask for fewer draft tokens (see `scheduler`).
+        traces: folder for traces of its steps (see `Server.traced`).
+    """
     scheduler = ("--scheduler-cls", "eagle3kit.scheduler.DraftLengthScheduler") if or_shorter else ()
-    return Engine(name, (*_speculate(config), *ACCEPTANCE, *scheduler))
+    profiler = step_trace.arguments(traces) if traces else ()
+    return Engine(name, (*_speculate(config), *ACCEPTANCE, *scheduler, *profiler))
 
 
 def extraction(layers: Sequence[int], store: Path, device: str, storage: str = "native") -> Engine:
@@ -144,6 +150,7 @@ def arithmetic(params: Params) -> dict[str, str]:
 def environment(params: Params, device: str) -> dict[str, str]:
     """Variables of a server process."""
     common = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_COLOR": "0", "TOKENIZERS_PARALLELISM": "false"}
+    common["VLLM_CUSTOM_SCOPES_FOR_PROFILING"] = "1"  # names in a trace; a microsecond each while none is written
     if device != "cpu":
         return common
     own = {
@@ -334,14 +341,14 @@ class Server(AbstractContextManager["Server"]):
         return errors[-1][:400] if errors else self._started().tail(3)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a JSON request and return the JSON reply.
+        """Send a JSON request and return the JSON reply, `{}` where there is none.
 
         Raises:
             KitError: the server is gone, refuses the request, or has not answered within `stall_timeout_s`.
         """
         try:
             with self._open(path, self.run.params.stall_timeout_s, json.dumps(body).encode()) as reply:
-                answer: dict[str, Any] = json.load(reply)
+                answer: dict[str, Any] = json.loads(reply.read() or b"{}")
                 return answer
         except urllib.error.HTTPError as error:
             raise KitError(
@@ -351,6 +358,19 @@ class Server(AbstractContextManager["Server"]):
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._silent(path, error) from None
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """Every step inside is traced, into the folder that `speculating` named.
+
+        Raises:
+            KitError: the server is gone, was started without such a folder, or took longer than `stall_timeout_s`.
+        """
+        self.post("/start_profile", {})
+        try:
+            yield
+        finally:
+            self.post("/stop_profile", {})
 
     def metrics(self) -> str:
         """The counters, in Prometheus' text form.

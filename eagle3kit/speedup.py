@@ -269,7 +269,7 @@ def active_parameters(target: Target) -> int:
 
 @dataclass(frozen=True)
 class Constants:
-    """What is fitted: four numbers, in `presets/speedup.json`.
+    """What is fitted: four numbers, in `presets/speedup.json`; the others are timed on the machine that `calibrate` looks at.
 
     Attributes:
         bandwidth_share: share of the memory bandwidth that reading weights reaches.
@@ -279,6 +279,7 @@ class Constants:
         verification_s: seconds that a speculative step takes beside its forward passes: sampling, bookkeeping.
         request_s: seconds that a request adds to every step, whatever its tokens. Not fitted on published rows: 0 where the CPU
             that schedules and replies is not the one that computes.
+        pass_s: seconds that a drafter's pass takes beyond its reading, its arithmetic and its launches; as `request_s`.
     """
 
     bandwidth_share: float
@@ -286,6 +287,7 @@ class Constants:
     routing_power: float
     verification_s: float
     request_s: float = 0.0
+    pass_s: float = 0.0
 
 
 @cache
@@ -353,6 +355,7 @@ class Setup:
             self.drafter_bytes / one
             + streams * 2 * self.drafter_bytes / served_bytes(t, self.dtype) / flops  # two operations a weight
             + DRAFTER_LAUNCHES * c.layer_s
+            + c.pass_s
             + 2 * all_reduce_s(hw, kind, streams * state, self.gpus)
         )
         return {

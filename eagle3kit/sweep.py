@@ -6,7 +6,8 @@ Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an
     bench/<contestant>       `vllm bench serve` over all prompts: acceptance from the engine's counters
     sampled/<contestant>     the drafter at the target's own temperature
     first/<contestant>       many samples of the first tokens at temperature 1
-    timed/<contestant>       seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`)
+    timed/<contestant>       seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`), and
+                             what share of a step drafting takes
     speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn: pairs that ran within a minute of each other
 
 On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
@@ -20,6 +21,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +45,8 @@ CURVE = tuple(range(1, 9))
 """Draft lengths of the simulated curve."""
 
 LOSSLESS_PROMPTS, FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 16, 4, 48, 4
+SPEED_PROMPTS = 4
+"""Answers of one speed measurement, or as many as run at a time: fewer would be over within a few seconds."""
 ALPHA = 0.001
 """At temperature 1: a test that finds this probability says that speculation changed the distribution."""
 
@@ -95,12 +99,16 @@ def contestants(run: Run, device: str) -> list[Contestant]:
             config = serving.eagle3_config(folder, k)
             if device == "cpu":
                 longest = serving.eagle3_config(folder, max(p.eval_sweep_k))
-                engine = serving.speculating(f"sweep_{name}", longest, or_shorter=True)
+                engine = serving.speculating(f"sweep_{name}", longest, or_shorter=True, traces=_traces(run))
                 extra = json.dumps({"vllm_xargs": {"draft_tokens": k}})
             else:
-                engine, extra = serving.speculating(f"sweep_{name}-k{k}", config), "{}"
+                engine, extra = serving.speculating(f"sweep_{name}-k{k}", config, traces=_traces(run)), "{}"
             found.append(Contestant(f"{name}-k{k}", engine, _shown(config), k, extra, weights))
     return found
+
+
+def _traces(run: Run) -> Path:
+    return run.path("logs", "traces")
 
 
 def _shown(config: Mapping[str, Any]) -> str:
@@ -241,7 +249,7 @@ class Sweep:
                 cells.append(self._cell(f"timed/{c.name}", [c], timed_tokens, 1 if c.k else 8, which, self._steps))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         for load in p.eval_sweep_concurrency:
-            count = min(self.prompt_count, max(2, load))
+            count = min(self.prompt_count, max(SPEED_PROMPTS, load))
             timed = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=load)
             inputs = {"eval_sweep_tokens": p.eval_sweep_tokens}
             for repeat in range(p.eval_repeats):
@@ -276,16 +284,21 @@ class Sweep:
         few = self.asked[:FIRST_PROMPTS]
         ahead = {"n": 1, "max_tokens": 1 + self.contestants.index(c), "prompt": list(few[0].ids)}
         server.post("/v1/completions", body | ahead | c.request)
-        found = []
-        for question in few:
+
+        def samples(question: Question) -> list[list[int]]:
             reply = server.post("/v1/completions", body | {"prompt": list(question.ids)} | c.request)
-            found.append([choice["token_ids"] for choice in reply["choices"]])
-        return found
+            return [choice["token_ids"] for choice in reply["choices"]]
+
+        with ThreadPoolExecutor(len(few)) as pool:
+            return list(pool.map(samples, few))
 
     def _steps(self, c: Contestant, server: Server) -> Json:
         prompts = [question.ids[-calibrate.PROMPTS[0] :] for question in self.asked]
-        steps = calibrate.step_times(server, prompts, (1,) if c.k else calibrate.TOKENS, c.request)
-        return {"steps": steps, "prompts": {} if c.k else calibrate.prompt_times(server, list(chain(*prompts)))}
+        if c.k:
+            steps = calibrate.step_times(server, prompts, (1,), c.request)
+            return {"steps": steps, "drafting": calibrate.drafting_shares(server, prompts[0], c.request, _traces(self.run))}
+        steps = calibrate.step_times(server, prompts, calibrate.TOKENS, c.request)
+        return {"steps": steps, "prompts": calibrate.prompt_times(server, list(chain(*prompts)))}
 
     def _speed(self, c: Contestant, server: Server, count: int, tokens: int, load: int) -> Json:
         if self.bench is None:
@@ -413,7 +426,7 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
         facts[f"sweep.{name}.first_tokens_p"] = (round(test["p"], 4), "p value")
     if said["drafting"]:
         for suffix, share in zip(("", ".low", ".high"), said["drafting"]["share"] or [None] * 3, strict=True):
-            facts[f"sweep.drafting_share{suffix}"] = (share and round(share, 3), "share of a step, at least; derived")
+            facts[f"sweep.drafting_share{suffix}"] = (share and round(share, 3), "share of a step, from vLLM's trace")
     if said["local"]:
         errors = [abs(row["error"]) for row in said["local"]]
         facts["model.local.median_error"] = (round(statistics.median(errors), 3), "share")
@@ -555,9 +568,9 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     """What the timed steps say.
 
     Returns:
-        `drafting`: the timed contestant, and its `share` of a step (`calibrate.drafting`); `local`: the speed-up model fitted to
-        this machine, beside the trained drafter's measured speed-ups (`calibrate.compare`). The model knows no prompts, so these
-        are of decoding alone: ratios of TPOT.
+        `drafting`: the timed contestant, and drafting's `share` of its steps (median, lowest, highest; None where the trace shows
+        none); `local`: the speed-up model fitted to this machine, beside the trained drafter's measured speed-ups
+        (`calibrate.compare`). The model knows no prompts, so these are of decoding alone: ratios of TPOT.
     """
     k = run.params.eval_k
     if k not in run.params.eval_sweep_k:
@@ -567,7 +580,9 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     steps, prompts = ({int(n): times for n, times in plain[what].items()} for what in ("steps", "prompts"))
     step = speculative["steps"]["1"]
     plain_s, prompt_s = ({n: statistics.median(t) for n, t in of.items()} for of in (steps, prompts))
-    here = calibrate.fit(run, plain_s, prompt_s, statistics.median(step), k)
+    shares = speculative["drafting"]
+    share = [statistics.median(shares), min(shares), max(shares)] if shares else None
+    here = calibrate.fit(run, plain_s, prompt_s, statistics.median(step), k, share[0] if share else 0.0)
     measured = []
     for load, found in said["speed"].items():
         if not all(ms for c in found.values() for ms in c["tpot_ms"]):
@@ -576,8 +591,7 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
         ratios = evaluate.speed(rates)["ratios"]
         mine = [c for c in sweep.contestants if c.name.startswith("eagle3-k")]
         measured += [(load, c.k, found[c.name]["al"], ratios[c.name]) for c in mine]
-    share = {"contestant": timed, "share": calibrate.drafting(steps, step, k)}
-    return {"drafting": share, "local": calibrate.compare(here, measured)}
+    return {"drafting": {"contestant": timed, "share": share}, "local": calibrate.compare(here, measured)}
 
 
 def _first(sweep: Sweep) -> dict[str, dict[str, float]]:
@@ -638,9 +652,9 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             row["speed-up"] = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
             row["verdict"] = verdicts.outcome(ratio) if ratio else "baseline"
             row["AL"] = "" if found["al"] is None else f"{found['al']:.2f}"
-            row["drafting, derived"] = ""
+            row["drafting"] = ""
             if (timed := said.get("drafting")) and (str(load), name) == ("1", timed["contestant"]):
-                row["drafting, derived"] = drafting_share(timed["share"])
+                row["drafting"] = drafting_share(timed["share"])
             for what in ("ttft", "tpot"):
                 row[f"{what.upper()} p50 / p99 (ms)"] = f"{found[f'median_{what}_ms']:.0f} / {found[f'p99_{what}_ms']:.0f}"
             rows.append(row)
@@ -648,8 +662,8 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def drafting_share(share: Sequence[float] | None) -> str:
-    """What share of a step drafting takes, in words (see `calibrate.drafting`)."""
-    return "unknown: within the noise" if share is None else "at least {:.0%} ({:.0%} to {:.0%})".format(*share)
+    """What share of a step drafting takes, in words."""
+    return "unknown: not in the trace" if share is None else "{:.0%} of a step ({:.0%} to {:.0%})".format(*share)
 
 
 def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,5 +1,8 @@
 """The speed-up model fitted to timed steps of one machine."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from eagle3kit import calibrate
+from eagle3kit import calibrate, step_trace
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
@@ -57,7 +60,7 @@ def test_no_timed_prompt_finds_the_cache_of_another() -> None:
 
 
 def test_the_fitted_machine_has_the_timed_steps(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3)
+    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0)
     for n, seconds in PLAIN.items():
         assert here.step_s(n) == pytest.approx(seconds)
     assert here.step_s(1, 3) == pytest.approx(0.090)
@@ -65,37 +68,55 @@ def test_the_fitted_machine_has_the_timed_steps(run: Run) -> None:
 
 
 def test_a_token_to_verify_costs_no_request(run: Run) -> None:
-    target = replace(calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3), drafter_bytes=0)
+    target = replace(calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3, 0), drafter_bytes=0)
     assert target.step_s(4, 3) == pytest.approx(0.050 + 4 * REQUEST_S + 16 * TOKEN_S)
     assert target.step_s(4, 3) < PLAIN[16]
 
 
 def test_the_drafter_alone_is_a_lower_bound(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3)
+    here = calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3, 0)
     assert here.step(1, 3)["verification"] == 0
     assert here.step_s(1, 3) > 0.050 + REQUEST_S + 4 * TOKEN_S
 
 
-def test_what_a_speculative_step_takes_beyond_the_targets_is_drafting() -> None:
-    plain = {2: [0.060], 4: [0.098, 0.100, 0.102]}
-    found = calibrate.drafting(plain, [0.124, 0.125, 0.126], 3)
-    assert found == pytest.approx((0.2, 1 - 0.102 / 0.124, 1 - 0.098 / 0.126))
-    assert calibrate.drafting(plain, [0.1], 2) == pytest.approx((0.2, 1 - 0.081 / 0.1, 1 - 0.079 / 0.1))  # between two and four
+def test_a_traced_share_is_what_the_drafters_passes_take(run: Run) -> None:
+    by_size = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0).step(1, 3)
+    traced = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0.3)
+    assert traced.step(1, 3)["drafter"] == pytest.approx(0.027)
+    assert traced.step_s(1, 3) == pytest.approx(0.090)
+    assert traced.step(1, 1)["drafter"] == pytest.approx(0.009)
+    less = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 1e-6).step(1, 3)
+    assert less == by_size
 
 
-@pytest.mark.parametrize(("speculative", "k"), [([0.09], 3), ([0.101, 0.125, 0.130], 3), ([0.5], 4), ([0.0], 3)])
-def test_a_share_within_the_noise_or_beyond_the_timed_steps_is_unknown(speculative: list[float], k: int) -> None:
-    assert calibrate.drafting({2: [0.060], 4: [0.098, 0.100, 0.102]}, speculative, k) is None
+def test_drafting_is_traced_for_one_request(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    @contextmanager
+    def traced() -> Iterator[None]:
+        done.append("begin")
+        yield
+        done.append("end")
+        events = [{"name": step_trace.DRAFT, "cat": "user_annotation", "ts": at, "dur": 20} for at in (0, 100)]
+        (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        done.append("asked")
+        return {}
+
+    stand_in = SimpleNamespace(model="m", post=post, traced=traced)
+    assert calibrate.drafting_shares(cast(Server, stand_in), [1, 2], {}, tmp_path) == [0.2]
+    assert done == ["begin", "asked", "end"]
 
 
 @pytest.mark.parametrize("plain", [{1: 0.05}, {1: 0.01, 16: 1.0}])
 def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) -> None:
     with pytest.raises(KitError, match="make no line"):
-        calibrate.fit(run, plain, PROMPTS, 0.1, 3)
+        calibrate.fit(run, plain, PROMPTS, 0.1, 3, 0)
 
 
 def test_predictions_stand_beside_what_was_measured(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3)
+    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0)
     (row,) = calibrate.compare(here, [(1, 3, 2.0, {"median": 1.0, "low": 0.9, "high": 1.1})])
     assert row["predicted"] == pytest.approx(1.2)
     assert row["error"] == pytest.approx(0.2)

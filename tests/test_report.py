@@ -246,7 +246,7 @@ def test_finished_run_reads_well(run: Path) -> None:
         "EAGLE-3 heldout-7 31 284 -1.2500 end of the answer -1.2501",
         "Trainer and server agree",
         "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %",
-        "drafting takes: at least 12.7 % (8.0 % to 17.0 %), derived from timed steps",
+        "drafting takes: 12.7 % (8.0 % to 17.0 %) in vLLM's own trace",
         "Every step was made from what the run now holds (21 links",
         "● train_lr",
         "eagle3kit run params/local.yaml",
