@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from eagle3kit import data, hidden_states, layers, target
+from eagle3kit import data, devices, hidden_states, layers, materialize, target
 from eagle3kit.params import load_file
 from eagle3kit.rundir import Run
 from eagle3kit.server import Server
@@ -35,13 +35,13 @@ def main() -> None:
     options = parser.parse_args()
     params = load_file(options.file, {"run_name": "benchmark_capture"})
     run = Run(params, "benchmark")
-    model, _ = target.materialize(params)
+    model, _ = materialize.materialize(params)
     shape, _ = target.describe(params.target_model, params.target_revision)
     ids = layers.extraction_ids(layers.default_aux_layers(shape.n_layers), shape.n_layers)
     prompts = data.load_prompts(params)[0][: options.rows]
     chat = [{"model": model, "messages": [{"role": "user", "content": prompt.turns[-1][1]}]} for prompt in prompts]
     limits = {"max_completion_tokens": params.data_max_response_tokens, "temperature": 0, "return_token_ids": True}
-    with hidden_states.extraction_server(run, model, ids, target.device(params)[0]) as server:
+    with hidden_states.extraction_server(run, model, ids, devices.device(params)[0]) as server:
         for _ in range(3):
             capture = [body | limits | {"kv_transfer_params": {"include_output_tokens": True}} for body in chat]
             replies, one_pass = ask(server, capture, "/v1/chat/completions")

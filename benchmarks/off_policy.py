@@ -11,7 +11,7 @@ log-likelihood in nats, and the share that is the target's most likely token. A 
 import argparse
 from pathlib import Path
 
-from eagle3kit import data, golden, hidden_states, target
+from eagle3kit import data, golden, hidden_states, hub, materialize, target
 from eagle3kit.params import load_file
 from eagle3kit.rundir import Run, read_json
 
@@ -26,9 +26,9 @@ def main() -> None:
     for root in options.runs:
         params = load_file(options.file, {"runs_dir": str(root.resolve().parent), "run_name": root.name})
         run = Run(params, data.MADE_BY)
-        model, _ = target.materialize(params)
+        model, _ = materialize.materialize(params)
         about, _ = target.describe(params.target_model, params.target_revision)
-        head, norm = hidden_states.head_and_norm(target.local_folder(model, params.target_revision))
+        head, norm = hidden_states.head_and_norm(hub.local_folder(model, params.target_revision))
         training = [index for index, row in enumerate(data.load_rows(run)[0]) if row.split == "train"][: options.rows]
         rated = golden.score_rows(run, training, params.data_seq_length, head, norm, about.rms_norm_eps)
         hits, positions, nll = (sum(column) for column in zip(*rated.values(), strict=True))

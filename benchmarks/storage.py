@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3kit import evaluate, hidden_states, reference, simulate, state_files, target, train
+from eagle3kit import devices, evaluate, hidden_states, hub, materialize, reference, simulate, state_files, target, train
 from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.hidden_states import state_file
 from eagle3kit.params import load_file
@@ -57,7 +57,7 @@ def agreement(native: Run, run: Run, model: str | Path, layers: Sequence[int], e
     import torch
 
     rows, tokens = load_rows(run)[0], load_tokens(run)
-    head, norm = hidden_states.head_and_norm(target.local_folder(model, run.params.target_revision))
+    head, norm = hidden_states.head_and_norm(hub.local_folder(model, run.params.target_revision))
     hits, error, positions, seen, slots = 0, 0.0, 0, 0, torch.zeros(len(layers))
     for index in sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)}):
         ids = tokens[index]["input_ids"]
@@ -93,9 +93,9 @@ def main() -> None:
     tuned = native.params.subset(train.TUNED)
     if changed := [name for name, value in tuned.items() if made.get(name) != value]:
         raise SystemExit(f"run {native.name} was trained with another {', '.join(changed)}")
-    model, _ = target.materialize(native.params)
+    model, _ = materialize.materialize(native.params)
     shape, _ = target.describe(native.params.target_model, native.params.target_revision)
-    device, _ = target.device(native.params)
+    device, _ = devices.device(native.params)
     layers = native.manifest("hidden_states", MADE_BY)["inputs"]["layers"]
 
     run = rounded_run(native, model, layers, shape.hidden_size, device)

@@ -99,10 +99,10 @@ def export_command(options: argparse.Namespace) -> int:
 
 def import_command(options: argparse.Namespace) -> int:
     """Import a drafter for the params' target, and hold it against that target."""
-    from eagle3kit import convert, target
+    from eagle3kit import convert, hub
 
     params = _params(options)
-    model, source = _target_folder(params), target.local_folder(options.source)
+    model, source = _target_folder(params), hub.local_folder(options.source)
     folder = convert.import_llama(
         source, options.dest, model, convention=options.convention, trust_remote_code=params.trust_remote_code
     )
@@ -110,9 +110,9 @@ def import_command(options: argparse.Namespace) -> int:
 
 
 def _target_folder(params: Params) -> Path:
-    from eagle3kit import target
+    from eagle3kit import hub, materialize
 
-    return target.local_folder(target.materialize(params)[0], params.target_revision)
+    return hub.local_folder(materialize.materialize(params)[0], params.target_revision)
 
 
 def _origin(folder: Path, model: Path, *, own_head: bool) -> int:

@@ -25,13 +25,15 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from eagle3kit import compat, server, target
+from eagle3kit import compat, devices, server, target
 from eagle3kit import plan as planning
+from eagle3kit.devices import Gpu
 from eagle3kit.errors import KitError
+from eagle3kit.model_folder import check_folder
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
 from eagle3kit.speedup import hardware_presets
-from eagle3kit.target import Gpu, Target
+from eagle3kit.target import Target
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -89,7 +91,7 @@ class Check:
 
 def checks(params: Params) -> list[Check]:
     """Look at everything that these parameters need from this machine. Changes nothing, needs no network, takes under 3 s."""
-    found, how = target.gpus()
+    found, how = devices.gpus()
     gpu = params.device == "cuda" or params.gpu_count > 0 or (params.device == "auto" and bool(found))
     described, why = _describe(params)
     result = [_python(), *_packages(gpu), *_pairs(gpu), *_fit(params, gpu, described), _cores(params)]
@@ -130,7 +132,7 @@ def record(run: Run) -> None:
     model = next(iter(re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     machine = {"cpu": (model, ""), "cores": (len(os.sched_getaffinity(0)), "cores"), "memory_gb": (round(memory, 1), "GB")}
-    found, _ = target.gpus()
+    found, _ = devices.gpus()
     if found:
         machine["gpu"] = (f"{len(found)} x {found[0].name}", "")
     run.record_all({f"machine.{name}": value for name, value in machine.items()}, "this machine")
@@ -359,7 +361,7 @@ def _target(params: Params, described: Target | None, why: str) -> Iterator[Chec
         return
     if Path(described.source).is_dir():
         try:
-            target.check_folder(Path(described.source))
+            check_folder(Path(described.source))
         except KitError as error:
             yield Check("target", "fail", "a complete model", error.message, error.fix or "")
             return

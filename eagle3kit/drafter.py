@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle3kit import target as targets
+from eagle3kit import hub, model_config
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
-from eagle3kit.target import Target
+from eagle3kit.target import PRESETS, Target
 
 MADE_BY = "02_build_k25_config"
 """The notebook that makes the config."""
@@ -25,7 +25,7 @@ REFERENCE = "reference"
 
 REFERENCE_ID = "AQ-MedAI/Kimi-K2-Instruct-eagle3"
 
-PRESET = targets.PRESETS / "k2-eagle3.json"
+PRESET = PRESETS / "k2-eagle3.json"
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 
@@ -182,7 +182,7 @@ def text(value: Any) -> str:
         return ", ".join(map(text, value))
     if isinstance(value, Mapping):
         if "rope_theta" in value:
-            return targets.read_rope({ROPE: value}, "the config").summary
+            return model_config.read_rope({ROPE: value}, "the config").summary
         return ", ".join(f"{key} {text(item)}" for key, item in value.items())
     return str(value)
 
@@ -400,7 +400,7 @@ def from_config(
     values.pop(ROPE, None)
     if any(flat.get(key) is not None for key in (ROPE, "rope_scaling", "rope_theta")):
         try:
-            values[ROPE] = _rope(targets.read_rope(flat, f"the config of {name}"))
+            values[ROPE] = _rope(model_config.read_rope(flat, f"the config of {name}"))
         except KitError as error:  # it is only shown; the new drafter takes its rope from the target
             notes.append(f"{error.what}: readers fall back to a base of 10000")
     speculators = flat.get("speculators_config") or {}
@@ -432,12 +432,12 @@ def _download(hub_id: str) -> tuple[Path | None, str]:
     Raises:
         KitError: the hub answers, and refuses.
     """
-    import huggingface_hub as hub
+    import huggingface_hub
     from huggingface_hub import errors
 
-    online, why = targets.hub_reachable()
+    online, why = hub.reachable()
     try:
-        path = hub.hf_hub_download(hub_id, "config.json", etag_timeout=5, local_files_only=not online)
+        path = huggingface_hub.hf_hub_download(hub_id, "config.json", etag_timeout=5, local_files_only=not online)
     except errors.GatedRepoError:
         raise KitError(f"{hub_id} needs its licence to be accepted", fix="accept it on the hub and set HF_TOKEN") from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
@@ -455,7 +455,7 @@ def _download(hub_id: str) -> tuple[Path | None, str]:
 # ---- what a target prescribes
 
 
-def _rope(rope: targets.Rope) -> dict[str, Any]:
+def _rope(rope: model_config.Rope) -> dict[str, Any]:
     """A rope as one block in transformers 5's names: base and scaling can then not be separated from each other."""
     return {"rope_type": "default", **(rope.scaling or {}), "rope_theta": rope.theta}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3kit import state_files
+from eagle3kit.hub import local_folder
 from eagle3kit.rundir import Run, cannot_write, write_atomic
 from eagle3kit.server import Engine, cores
-from eagle3kit.target import local_folder
 
 if TYPE_CHECKING:
     import torch

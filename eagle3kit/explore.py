@@ -14,6 +14,7 @@ from eagle3kit import layers
 from eagle3kit import target as targets
 from eagle3kit.drafter import AUX, FIELD_GROUPS, FIELDS, MAPS, ROPE, Parent, target_values, tensors, text
 from eagle3kit.errors import KitError
+from eagle3kit.model_folder import read_header
 from eagle3kit.params import Params
 from eagle3kit.target import Target
 from eagle3kit.widgets import Shown, as_table
@@ -161,7 +162,7 @@ def _collect(where: str, files: Sequence[tuple[str, int, IO[bytes]]]) -> Weights
     maps: dict[str, bytes] = {}
     for name, size, stream in files:
         with stream:
-            header = targets.read_header(stream, size, name)
+            header = read_header(stream, size, name)
             header.pop("__metadata__", None)
             first = size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
             for key, entry in header.items():

@@ -15,9 +15,9 @@ from eagle3kit import reference, state_files
 from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.hidden_states import head_and_norm, load_states, state_file
+from eagle3kit.hub import local_folder
 from eagle3kit.rundir import Run, read_json, write_json
 from eagle3kit.server import Server
-from eagle3kit.target import local_folder
 
 if TYPE_CHECKING:
     import torch

@@ -26,10 +26,11 @@ from eagle3kit import server as serving
 from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
 from eagle3kit.engine_transformers import TransformersEngine
 from eagle3kit.errors import KitError
+from eagle3kit.hub import local_folder
 from eagle3kit.process import run_tool
 from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
 from eagle3kit.server import Server
-from eagle3kit.target import describe, local_folder
+from eagle3kit.target import describe
 
 if TYPE_CHECKING:
     import torch

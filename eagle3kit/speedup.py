@@ -32,7 +32,8 @@ from typing import Any
 import yaml
 
 from eagle3kit.errors import KitError
-from eagle3kit.target import PRESETS, Target, dtype_bytes
+from eagle3kit.model_config import dtype_bytes
+from eagle3kit.target import PRESETS, Target
 
 COMPUTE_SHARE = 0.25
 """Share of the dense bf16 peak that products are assumed to reach: in a decode step, in prefill, in training."""

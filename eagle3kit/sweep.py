@@ -36,10 +36,11 @@ from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.evaluate import MADE_BY, Question
+from eagle3kit.hub import local_folder
 from eagle3kit.rundir import Json, Run, Step, file_digest, project_path, read_json, value_digest, write_atomic, write_json
 from eagle3kit.server import Engine, Server
 from eagle3kit.speedup import hardware_presets
-from eagle3kit.target import describe, local_folder
+from eagle3kit.target import describe
 
 CURVE = tuple(range(1, 9))
 """Draft lengths of the simulated curve."""

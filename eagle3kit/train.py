@@ -23,10 +23,10 @@ from eagle3kit import convert, hidden_states, vocab
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
+from eagle3kit.hub import local_folder
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
 from eagle3kit.server import arithmetic, cores
-from eagle3kit.target import local_folder
 from eagle3kit.trainer import simulated_al
 
 MADE_BY = "05_train"

@@ -28,8 +28,7 @@ from hypothesis import strategies as st
 from logits import differences, logits_of, logits_of_specforge, logits_of_speculators
 from safetensors.torch import load_file, save_file
 
-from eagle3kit import cli, convert
-from eagle3kit import target as targets
+from eagle3kit import cli, convert, materialize
 from eagle3kit.drafter import AUX
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
@@ -466,13 +465,13 @@ def test_an_imported_drafter_may_have_an_output_matrix_of_its_own_but_no_other_e
     tmp_path: Path, target: Path, flat: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked_up: list[object] = []
-    found = targets.materialize
+    found = materialize.materialize
 
     def look_up(params: Params) -> tuple[str, str]:
         looked_up.append(params)
         return found(params)
 
-    monkeypatch.setattr(targets, "materialize", look_up)
+    monkeypatch.setattr(materialize, "materialize", look_up)
     (tmp_path / "params.yaml").write_text(f"target_model: {target}")
     edit_weights(flat, lambda w: w["lm_head.weight"].neg_())
     assert cli.main(["import", str(tmp_path / "params.yaml"), str(flat), str(tmp_path / "back")]) == 0

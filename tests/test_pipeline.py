@@ -19,7 +19,7 @@ import torch
 from pipeline import BIN, ROOT, SMALL, Pipeline, wait_for
 from safetensors.torch import load_file
 
-from eagle3kit import simulate, target
+from eagle3kit import simulate, target_cache
 from eagle3kit.hidden_states import head_and_norm
 from eagle3kit.params import load_file as load_params
 from eagle3kit.rundir import Run
@@ -314,7 +314,7 @@ def test_both_engines_give_the_same_rows_and_states(pipeline: Pipeline) -> None:
     same = [(a["hidden_states"], b["hidden_states"]) for a, b in pairs if torch.equal(a["token_ids"], b["token_ids"])]
     assert len(same) >= 0.95 * len(pairs)  # a tie between two tokens may go either way
     apart = torch.stack([((a - b).norm(dim=2) / b.norm(dim=2)).amax(0) for a, b in same]).amax(0)
-    head, norm = head_and_norm(next(target.cache_folder().glob("smollm2-135m-*")))
+    head, norm = head_and_norm(next(target_cache.folder().glob("smollm2-135m-*")))
     best = [[(torch.nn.functional.rms_norm(x[:, -1], norm.shape, norm, 1e-5) @ head.T).argmax(-1) for x in ab] for ab in same]
     agree = sum(int((a == b).sum()) for a, b in best) / sum(len(a) for a, _ in best)
     print(f"\n{len(same)} of {len(pairs)} rows equal; largest relative difference by layer {apart.tolist()}; top-1 {agree:.4f}")

@@ -18,8 +18,8 @@ OWN = {
     "simulate.py: Eagle3DraftModel.from_pretrained": "speculators' own class, which takes no code",
     "drafter_check.py: Eagle3SpeculatorConfig.from_pretrained": "speculators' own class, which takes no code",
     "drafter_check.py: get_config": "off whatever the parameters say: a drafter needs none",
-    "target.py: AutoModelForCausalLM.from_pretrained": "a GGUF file, which holds no code",
-    "target.py: AutoTokenizer.from_pretrained": "a GGUF file, which holds no code",
+    "gguf.py: AutoModelForCausalLM.from_pretrained": "a GGUF file, which holds no code",
+    "gguf.py: AutoTokenizer.from_pretrained": "a GGUF file, which holds no code",
 }
 """Loading calls that do not pass `trust_remote_code` on, and why."""
 

@@ -16,7 +16,7 @@ from logits import differences, logits_of, logits_of_specforge, logits_of_specul
 from pipeline import BIN, ROOT, Pipeline
 from safetensors.torch import load_file, save_file
 
-from eagle3kit import convert, data, hidden_states, server, simulate, target
+from eagle3kit import convert, data, hidden_states, materialize, server, simulate, target
 from eagle3kit.params import load_file as load_params
 from eagle3kit.rundir import Run
 
@@ -39,7 +39,7 @@ def run(tiny: Pipeline) -> Run:
 
 @pytest.fixture(scope="module")
 def model(run: Run) -> Path:
-    return Path(target.materialize(run.params)[0])
+    return Path(materialize.materialize(run.params)[0])
 
 
 @pytest.fixture(scope="module")
