@@ -338,7 +338,7 @@ def read_parent(params: Params) -> Parent:
             wanted="reference, a folder that exists, or owner/name",
             fix="correct drafter_parent",
         )
-    path, why = _download(name)
+    path, why = hub.config_file(name, "main", "drafter_parent")
     if path is not None:
         return _read_file(path, name, "hub", why)
     if name == REFERENCE_ID:
@@ -424,32 +424,6 @@ def _read_file(path: Path, name: str, origin: Literal["folder", "hub"], reason: 
             f"{path} is not a config", seen=type(config).__name__, wanted="a JSON object", fix="correct drafter_parent"
         )
     return from_config(config, name, origin, reason, folder=path.parent)
-
-
-def _download(hub_id: str) -> tuple[Path | None, str]:
-    """`config.json` of a drafter on the hub and where it came from; None and why not when the hub cannot be reached.
-
-    Raises:
-        KitError: the hub answers, and refuses.
-    """
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    online, why = hub.reachable()
-    try:
-        path = huggingface_hub.hf_hub_download(hub_id, "config.json", etag_timeout=5, local_files_only=not online)
-    except errors.GatedRepoError:
-        raise KitError(f"{hub_id} needs its licence to be accepted", fix="accept it on the hub and set HF_TOKEN") from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            return None, why if not online else "the hub's answer could not be read"
-        raise KitError(
-            f"the hub has no config.json for {hub_id}", fix="check drafter_parent; a private drafter needs HF_TOKEN"
-        ) from None
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError, ValueError) as error:
-        return None, f"the download failed ({error})"
-    place = "from the hub" if online else f"from the hub's local cache ({why})"
-    return Path(path), f"config.json of {hub_id} {place}"
 
 
 # ---- what a target prescribes

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 from eagle3kit.errors import KitError
 
@@ -37,44 +35,44 @@ def reachable(timeout: float = 5.0) -> tuple[bool, str]:
     return answer[0]
 
 
-def read_config(hub_id: str, revision: str) -> tuple[dict[str, Any] | None, int | None, str]:
-    """`config.json` of a hub model, the size of its weight files, and where they came from; None and why not.
+def config_file(hub_id: str, revision: str, parameters: str) -> tuple[Path | None, str]:
+    """`config.json` of a model on the hub and where it came from; None and why not when the hub cannot be reached.
+
+    Args:
+        parameters: those that name the model, for the remedy.
 
     Raises:
         KitError: the hub answers, and refuses: no such model, no such revision, no access.
     """
-    import huggingface_hub as hub
-    from huggingface_hub import errors
+    from huggingface_hub import errors, hf_hub_download
 
     online, why = reachable()
     try:
-        path = hub.hf_hub_download(hub_id, "config.json", revision=revision, etag_timeout=5, local_files_only=not online)
+        path = hf_hub_download(hub_id, "config.json", revision=revision, etag_timeout=5, local_files_only=not online)
     except errors.GatedRepoError:
         raise KitError(f"{hub_id} needs its licence to be accepted", fix="accept it on the hub and set HF_TOKEN") from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
-            return None, None, why if not online else "the hub's answer could not be read"
+            return None, why if not online else "the hub's answer could not be read"
         raise KitError(
             f"the hub has no config.json for {hub_id}",
             seen=f"revision {revision}",
-            fix="check target_model and target_revision; a private model needs HF_TOKEN",
+            fix=f"check {parameters}; a private model needs HF_TOKEN",
         ) from None
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        return None, None, f"the download failed ({error})"
-    config: dict[str, Any] = json.loads(Path(path).read_bytes())
-    return (
-        config,
-        _weight_bytes(hub_id, revision) if online else None,
-        (f"config.json of {hub_id}@{revision} " + ("from the hub" if online else f"from the hub's local cache ({why})")),
-    )
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError, ValueError) as error:
+        return None, f"the download failed ({error})"
+    place = "from the hub" if online else f"from the hub's local cache ({why})"
+    return Path(path), f"config.json of {hub_id}@{revision} {place}"
 
 
-def _weight_bytes(hub_id: str, revision: str) -> int | None:
-    """Size of a hub model's weight files, or None: a convenience that must not stop anything."""
-    import huggingface_hub as hub
+def weight_bytes(hub_id: str, revision: str) -> int | None:
+    """Size of a hub model's weight files; None where the hub does not say: a convenience that must not stop anything."""
+    from huggingface_hub import HfApi
 
+    if not reachable()[0]:
+        return None
     try:
-        files = hub.HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=5).siblings or []
+        files = HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=5).siblings or []
         return sum(file.size or 0 for file in files if file.rfilename.endswith(".safetensors")) or None
     except Exception:  # whatever the hub's client raises, the size is then counted from the config
         return None

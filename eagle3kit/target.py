@@ -326,10 +326,11 @@ def describe(model: str, revision: str = "main", cache: Path | None = None) -> t
         folder = Path(model).expanduser().resolve()
         return read_folder(folder, folder.name), f"config.json of {folder}"
     hub_id = hub_id_of(model)
-    config, size, reason = hub.read_config(hub_id, revision)
+    path, reason = hub.config_file(hub_id, revision, "target_model and target_revision")
     name = next((n for n, i in HUB_IDS.items() if i == hub_id), None)
-    if config is not None:
-        return Target.from_config(config, name=name or "", source=hub_id, bytes_on_disk=size), reason
+    if path is not None:
+        size = hub.weight_bytes(hub_id, revision)
+        return Target.from_config(json.loads(path.read_bytes()), name=name or "", source=hub_id, bytes_on_disk=size), reason
     if name is None:
         raise KitError(
             f"the config of {hub_id} cannot be read",

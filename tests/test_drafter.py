@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from shapes import B300, FLAT, K25, LOCAL, REFERENCE, SMOL, TINY, write_config
 
-from eagle3kit import drafter, plan, recipe
+from eagle3kit import drafter, hub, plan, recipe
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.target import Target
@@ -58,7 +58,7 @@ class TestParent:
         assert "no rope_theta" in parent.notes[0]
 
     def test_hub_out_of_reach_falls_back_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(drafter, "_download", lambda hub_id: (None, f"{hub_id}: no network"))
+        monkeypatch.setattr(hub, "config_file", lambda hub_id, *_: (None, f"{hub_id}: no network"))
         parent = drafter.read_parent(Params(drafter_parent=drafter.REFERENCE_ID))
         assert (parent.origin, parent.values) == ("reference", REFERENCE.values)
         assert "no network" in parent.reason
@@ -67,7 +67,7 @@ class TestParent:
 
     def test_hub_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_config(tmp_path, FLAT) / "config.json"
-        monkeypatch.setattr(drafter, "_download", lambda _: (path, "config.json from the hub"))
+        monkeypatch.setattr(hub, "config_file", lambda *_: (path, "config.json from the hub"))
         parent = drafter.read_parent(Params(drafter_parent=drafter.REFERENCE_ID))
         assert (parent.origin, parent.reason, parent.status("rms_norm_eps")) == ("hub", "config.json from the hub", "published")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from eagle3kit import hub
 from eagle3kit.errors import KitError
@@ -41,6 +41,22 @@ def test_hub_that_answers_with_an_error_is_reachable(monkeypatch: pytest.MonkeyP
     assert hub.reachable() == (False, "HF_HUB_OFFLINE is set")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert hub.reachable() == (True, f"{endpoint} answers")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (LocalEntryNotFoundError("not cached"), "HF_HUB_OFFLINE is set"),
+        (HFValidationError("Repo id must not end with a dot"), "the download failed (Repo id must not end with a dot)"),
+        (TimeoutError("timed out"), "the download failed (timed out)"),
+    ],
+)
+def test_a_config_that_is_not_to_be_had_is_explained(monkeypatch: pytest.MonkeyPatch, error: Exception, why: str) -> None:
+    def download(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert hub.config_file("owner/model.", "main", "target_model") == (None, why)
 
 
 def test_a_folder_is_taken_as_it_is_and_anything_else_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
