@@ -3,7 +3,7 @@
 Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an interrupted sweep measures what is missing.
 
     answers/<contestant>     greedy answers: the same as without speculation? Accepted tokens of each draft
-    bench/<contestant>       `vllm bench serve` over all prompts: acceptance from the engine's counters
+    bench/<contestant>       `vllm bench serve`: acceptance from the engine's counters; on a CPU for every length of `CURVE`
     sampled/<contestant>     the drafter at the target's own temperature
     first/<contestant>       many samples of the first tokens at temperature 1
     timed/<contestant>       seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`), and
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -43,9 +43,10 @@ from eagle3kit.speedup import hardware_presets
 from eagle3kit.target import describe
 
 CURVE = tuple(range(1, 9))
-"""Draft lengths of the simulated curve."""
+"""Draft lengths whose acceptance is asked for."""
 
 LOSSLESS_PROMPTS, FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 16, 4, 48, 4
+BENCH_PROMPTS = 32
 SPEED_PROMPTS = 4
 """Answers of one speed measurement, or as many as run at a time: fewer would be over within a few seconds."""
 ALPHA = 0.001
@@ -99,13 +100,24 @@ def contestants(run: Run, device: str) -> list[Contestant]:
         for k in p.eval_sweep_k:
             config = serving.eagle3_config(folder, k)
             if device == "cpu":
-                longest = serving.eagle3_config(folder, max(p.eval_sweep_k))
+                longest = serving.eagle3_config(folder, max(*p.eval_sweep_k, *CURVE))
                 engine = serving.speculating(f"sweep_{name}", longest, or_shorter=True, traces=_traces(run))
                 extra = json.dumps({"vllm_xargs": {"draft_tokens": k}})
             else:
                 engine, extra = serving.speculating(f"sweep_{name}-k{k}", config, traces=_traces(run)), "{}"
             found.append(Contestant(f"{name}-k{k}", engine, _shown(config), k, extra, weights))
     return found
+
+
+def further_lengths(found: Sequence[Contestant], device: str) -> list[Contestant]:
+    """The trained drafter at the lengths of `CURVE` that are no contestants; none on a GPU, where each would be a server more."""
+    trained = {c.k: c for c in found if c.name == f"eagle3-k{c.k}"}
+    like = next(iter(trained.values()))
+    return [
+        replace(like, name=f"eagle3-k{k}", k=k, extra=json.dumps({"vllm_xargs": {"draft_tokens": k}}))
+        for k in CURVE
+        if k not in trained and device == "cpu"
+    ]
 
 
 def _traces(run: Run) -> Path:
@@ -184,6 +196,9 @@ class Sweep:
         self.prompt_count = len(single)
         by_turns = run.params.eval_side_by_side
         self.groups = [self._group(some) for some in ([self.contestants] if by_turns else [[c] for c in self.contestants])]
+        self.lengths = further_lengths(self.contestants, device)
+        lengths = [self._acceptance(c) for c in self.lengths]
+        self.groups = [self.groups[0] + lengths] if by_turns else [*self.groups, lengths]
 
     @property
     def cells(self) -> list[Cell]:
@@ -232,10 +247,7 @@ class Sweep:
                 )
             )
             if c.drafter:
-                inputs = {"eval_max_tokens": long, **wide}
-                counted = partial(self._speed, count=self.prompt_count, tokens=long, load=p.eval_concurrency)
-                tokens = self.prompt_count * long
-                cells.append(self._cell(f"bench/{c.name}", [c], tokens, p.eval_concurrency, inputs, counted))
+                cells.append(self._acceptance(c))
             if c.name == f"eagle3-k{p.eval_k}":
                 inputs = {"eval_max_tokens": long, **wide}
                 cells.append(
@@ -257,6 +269,12 @@ class Sweep:
                 name = f"speed/{whose}c{load}-r{repeat + 1}"
                 cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, inputs, timed))
         return cells
+
+    def _acceptance(self, c: Contestant) -> Cell:
+        p, count = self.run.params, min(self.prompt_count, BENCH_PROMPTS)
+        inputs: Json = {"prompts": count, **p.subset(("eval_sweep_tokens", "eval_concurrency"))}
+        measure = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=p.eval_concurrency)
+        return self._cell(f"bench/{c.name}", [c], count * p.eval_sweep_tokens, p.eval_concurrency, inputs, measure)
 
     # ---- one contestant, one measurement
 
@@ -463,11 +481,12 @@ def _curve(run: Run, sweep: Sweep) -> list[dict[str, Any]]:
         with step:
             write_json(step.folder / "result.json", simulate.heldout(run, folder, CURVE))
     rows = []
+    served_at = {c.k: c.name for c in (*sweep.contestants, *sweep.lengths) if c.name == f"eagle3-k{c.k}"}
     for k, accepted in sweep.result("simulated").items():
         answers = [counts for counts in accepted.values() if counts]
         low, high = evaluate.interval(answers)
-        name = f"eagle3-k{k}"
-        counters = sweep.result(f"bench/{name}")[name]["counters"] if int(k) in run.params.eval_sweep_k else {}
+        name = served_at.get(int(k))
+        counters = sweep.result(f"bench/{name}")[name]["counters"] if name else {}
         shares = [counters[f"accepted_{i}"] / counters["drafts"] for i in range(1, int(k) + 1)] if counters.get("drafts") else []
         served = {"served": _al([counters]), "positions": shares}
         rows.append({"k": int(k), "simulated": evaluate.length(answers), "low": low, "high": high, **served})

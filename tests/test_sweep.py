@@ -77,6 +77,17 @@ def test_a_finished_sweep_starts_nothing(run: Run) -> None:
     assert (machine.measured, machine.started) == ([], [])
 
 
+def test_a_cpu_serves_every_length_of_the_curve_once_and_a_gpu_the_contestants() -> None:
+    found = [sweep.Contestant("none", PLAIN), *(sweep.Contestant(f"eagle3-k{k}", DRAFTING, k=k) for k in (1, 3))]
+    found.append(sweep.Contestant("other-k2", PLAIN, k=2))
+    more = sweep.further_lengths(found, "cpu")
+    assert sorted([1, 3, *(c.k for c in more)]) == list(sweep.CURVE)
+    assert {(c.engine, c.name == f"eagle3-k{c.k}", c.request["vllm_xargs"]["draft_tokens"] == c.k) for c in more} == {
+        (DRAFTING, True, True)
+    }
+    assert sweep.further_lengths(found, "cuda") == []
+
+
 def test_drafts_are_sorted_by_what_stood_before_them() -> None:
     # 63 tokens of prompt and the first of the answer; 1 accepted and the target's own; then 0, then 2
     found = sweep.by_context({"a": 63, "b": 200}, {"a": [1, 0, 2], "b": [3]})
