@@ -13,8 +13,9 @@ from eagle3kit.rundir import Run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The pipeline's tests first: they take longest, and the others run beside them."""
-    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
+    """Those of real runs first: they take longest, and the others run beside them."""
+    real = ["test_pipeline.py", "test_extraction.py"]
+    items.sort(key=lambda item: real.index(item.path.name) if item.path.name in real else len(real))
 
 
 @pytest.fixture

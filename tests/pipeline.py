@@ -48,6 +48,9 @@ device: cpu
 """
 """A run of 50 prompts on the real target: about five minutes on 2 cores, a minute of it training."""
 
+EXTRACTED = ("data.rows", "data.dropped", "data.train_tokens", "data.train_supervised_tokens", "extraction.tokens")
+"""Facts of a run's answers and states that no interruption may change."""
+
 
 class Pipeline:
     """One run of `eagle3kit run` with a params file of its own."""
@@ -115,6 +118,20 @@ class Pipeline:
                 if process.environ().get("EAGLE3KIT_TEST") == str(self.folder):
                     found |= {process, *process.children(recursive=True)}
         return [process for process in found if _alive(process)]
+
+    def servers(self) -> list[psutil.Process]:
+        """The vLLM servers that run now."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if "vllm.entrypoints" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes in which vLLM runs the model, by the title it gives them; children of the servers."""
+        below = [child for server in self.servers() for child in server.children(recursive=True)]
+        return [process for process in below if "VLLM::EngineCore" in " ".join(process.cmdline())]
 
     def nothing_left(self, timeout_s: float = 30) -> bool:
         """Whether every process has ended, now or soon."""
