@@ -25,16 +25,16 @@ from eagle3kit.speedup import COMPUTE_SHARE, Constants, Setup, active_parameters
 
 TOKENS = (1, 2, 4, 8, 16)
 """Requests of the timed steps, and so their tokens."""
-STEPS, REPEATS = 12, 3
-"""Steps that one timing lasts, and timings."""
+STEPS, REPEATS = 8, 5
+"""Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative step."""
 PROMPTS = (16, 128)
 """Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
 
 
 def step_times(
     server: Server, prompts: Sequence[Sequence[int]], counts: Iterable[int], extra: Mapping[str, Any]
-) -> dict[int, list[float]]:
-    """Seconds of a decode step by requests in flight, `REPEATS` times.
+) -> dict[int, float]:
+    """Seconds of a decode step by requests in flight.
 
     What precedes decoding is taken off: requests for two tokens are timed too.
 
@@ -43,25 +43,21 @@ def step_times(
         counts: requests at a time.
         extra: further fields of every request.
     """
-    found: dict[int, list[float]] = {n: [] for n in counts if n <= len(prompts)}
-    for n, times in found.items():
-        for _ in range(REPEATS):
-            (short, few), (long, many) = (_timed(server, prompts[:n], tokens, extra) for tokens in (2, 2 + STEPS))
-            times.append(max(0.0, long - short) / max(1, many - few))
+    found = {}
+    for n in (count for count in counts if count <= len(prompts)):
+        (short, few), (long, many) = (_timed(server, prompts[:n], tokens, extra) for tokens in (2, 2 + STEPS))
+        found[n] = max(0.0, long - short) / max(1, many - few)
     return found
 
 
-def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, list[float]]:
-    """Seconds to answer prompts of `PROMPTS` tokens with one token, `REPEATS` times; none of them finds the cache of another.
+def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, float]:
+    """Seconds to answer prompts of `PROMPTS` tokens with one token; none of them finds the cache of another.
 
     Args:
         ids: token ids that the prompts are cut from.
     """
-    found: dict[int, list[float]] = {n: [] for n in PROMPTS}
-    for repeat in range(REPEATS):
-        for n, times in found.items():
-            times.append(_timed(server, [list(islice(cycle(ids), n))], 1, {"cache_salt": f"{n} {repeat}"})[0])
-    return found
+    salts = {n: {"cache_salt": f"{n} {time.monotonic_ns()}"} for n in PROMPTS}
+    return {n: _timed(server, [list(islice(cycle(ids), n))], 1, salt)[0] for n, salt in salts.items()}
 
 
 def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, Any], folder: Path) -> list[float]:

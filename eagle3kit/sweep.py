@@ -6,8 +6,8 @@ Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an
     bench/<contestant>       `vllm bench serve`: acceptance from the engine's counters; on a CPU for every length of `CURVE`
     sampled/<contestant>     the drafter at the target's own temperature
     first/<contestant>       many samples of the first tokens at temperature 1
-    timed/<contestant>       seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`), and
-                             what share of a step drafting takes
+    traced/<contestant>      what share of a step drafting takes
+    timed/r<repeat>          seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`)
     speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn: pairs that ran within a minute of each other
 
 On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
@@ -47,8 +47,8 @@ CURVE = tuple(range(1, 9))
 
 LOSSLESS_PROMPTS, FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 16, 4, 48, 4
 BENCH_PROMPTS = 32
-SPEED_PROMPTS = 4
-"""Answers of one speed measurement, or as many as run at a time: fewer would be over within a few seconds."""
+SPEED_PROMPTS = 2
+"""Answers of one speed measurement, or as many as run at a time."""
 ALPHA = 0.001
 """At temperature 1: a test that finds this probability says that speculation changed the distribution."""
 
@@ -209,6 +209,15 @@ class Sweep:
         """What the cell `name` measured."""
         return read_json(self.run.path("eval", "sweep", name, "result.json"), MADE_BY)
 
+    def repeats(self, kind: str, label: str = "") -> dict[str, list[Json]]:
+        """By contestant, what the cells `<kind>/...<label>r<repeat>` measured, in order."""
+        found: dict[str, list[Json]] = {}
+        for cell in self.cells:
+            if re.search(rf"/{kind}/.*{label}r\d+$", cell.step.name):
+                for name, result in self.result(cell.step.name.removeprefix("eval/sweep/")).items():
+                    found.setdefault(name, []).append(result)
+        return found
+
     def _cell(
         self,
         name: str,
@@ -256,16 +265,19 @@ class Sweep:
             streams = min(FIRST_SAMPLES * FIRST_PROMPTS, p.serve_max_num_seqs)
             first = FIRST_PROMPTS * FIRST_SAMPLES * FIRST_TOKENS
             cells.append(self._cell(f"first/{c.name}", [c], first, streams, {}, self._first))
-            if c.name in ("none", f"eagle3-k{p.eval_k}"):
-                timed_tokens = calibrate.REPEATS * (calibrate.STEPS + 4) * (1 if c.k else sum(calibrate.TOKENS))
-                which: Json = {"requests": [1] if c.k else list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS)}
-                cells.append(self._cell(f"timed/{c.name}", [c], timed_tokens, 1 if c.k else 8, which, self._steps))
+            if c.name == f"eagle3-k{p.eval_k}":
+                cells.append(self._cell(f"traced/{c.name}", [c], calibrate.STEPS, 1, {}, self._drafting))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
+        modelled = [c for c in some if c.name in ("none", f"eagle3-k{p.eval_k}")]
+        which: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "steps": calibrate.STEPS}
+        for repeat in range(calibrate.REPEATS if modelled else 0):
+            tokens = (calibrate.STEPS + 4) * sum(calibrate.TOKENS)
+            cells.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, which, self._steps))
         for load in p.eval_sweep_concurrency:
             count = min(self.prompt_count, max(SPEED_PROMPTS, load))
             timed = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=load)
             inputs = {"eval_sweep_tokens": p.eval_sweep_tokens}
-            for repeat in range(p.eval_repeats):
+            for repeat in range(p.eval_repeats * (2 if load == 1 else 1)):  # the shortest measurements, and so the noisiest
                 name = f"speed/{whose}c{load}-r{repeat + 1}"
                 cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, inputs, timed))
         return cells
@@ -314,10 +326,12 @@ class Sweep:
     def _steps(self, c: Contestant, server: Server) -> Json:
         prompts = [question.ids[-calibrate.PROMPTS[0] :] for question in self.asked]
         if c.k:
-            steps = calibrate.step_times(server, prompts, (1,), c.request)
-            return {"steps": steps, "drafting": calibrate.drafting_shares(server, prompts[0], c.request, _traces(self.run))}
+            return {"steps": calibrate.step_times(server, prompts, (1,), c.request)}
         steps = calibrate.step_times(server, prompts, calibrate.TOKENS, c.request)
         return {"steps": steps, "prompts": calibrate.prompt_times(server, list(chain(*prompts)))}
+
+    def _drafting(self, c: Contestant, server: Server) -> Json:
+        return calibrate.drafting_shares(server, self.asked[0].ids, c.request, _traces(self.run))
 
     def _speed(self, c: Contestant, server: Server, count: int, tokens: int, load: int) -> Json:
         if self.bench is None:
@@ -564,11 +578,6 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
     fast: dict[int, dict[str, Any]] = {}
     ratios: dict[int, dict[str, Any]] = {}
     for load in p.eval_sweep_concurrency:
-        repeats: dict[str, list[dict[str, Any]]] = {c.name: [] for c in sweep.contestants}
-        for cell in sweep.cells:
-            if re.search(rf"/speed/.*c{load}-r\d+$", cell.step.name):
-                for name, found in read_json(cell.step.folder / "result.json", MADE_BY).items():
-                    repeats[name].append(found)
         fast[load] = {
             name: {
                 "tokens_per_s": [repeat["output_throughput"] for repeat in found],
@@ -577,7 +586,7 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
                 "tpot_ms": [repeat["median_tpot_ms"] for repeat in found],
                 **{key: statistics.median(repeat[key] for repeat in found) for key in found[0] if key.endswith("_ms")},
             }
-            for name, found in repeats.items()
+            for name, found in sweep.repeats("speed", f"c{load}-").items()
         }
         ratios[load] = evaluate.speed(fast[load])["ratios"]
     configs = {c.name: c.config for c in sweep.contestants}
@@ -596,13 +605,16 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     if k not in run.params.eval_sweep_k:
         return {"drafting": None, "local": []}  # no speculative step was timed
     timed = f"eagle3-k{k}"
-    plain, speculative = (sweep.result(f"timed/{name}")[name] for name in ("none", timed))
-    steps, prompts = ({int(n): times for n, times in plain[what].items()} for what in ("steps", "prompts"))
-    step = speculative["steps"]["1"]
-    plain_s, prompt_s = ({n: statistics.median(t) for n, t in of.items()} for of in (steps, prompts))
-    shares = speculative["drafting"]
+    repeats = sweep.repeats("timed")
+    plain, speculative = repeats["none"], [each["steps"]["1"] for each in repeats[timed]]
+    steps, prompts = (
+        {int(n): statistics.median(each[what][n] for each in plain) for n in plain[0][what]} for what in ("steps", "prompts")
+    )
+    # the ratio of neighbours: a machine that slows down for a minute slows both
+    step = steps[1] * statistics.median(s / each["steps"]["1"] for s, each in zip(speculative, plain, strict=True))
+    shares = sweep.result(f"traced/{timed}")[timed]
     share = [statistics.median(shares), min(shares), max(shares)] if shares else None
-    here = calibrate.fit(run, plain_s, prompt_s, statistics.median(step), k, share[0] if share else 0.0)
+    here = calibrate.fit(run, steps, prompts, step, k, share[0] if share else 0.0)
     measured = []
     for load, found in said["speed"].items():
         if not all(ms for c in found.values() for ms in c["tpot_ms"]):
