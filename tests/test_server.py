@@ -70,7 +70,7 @@ def test_on_a_cpu_blocks_are_shorter_than_most_prompts_where_prefixes_are_cached
     assert int(option(command(serving.plain()), "--block-size")) == 32
     assert int(option(command(serving.ngram(4)), "--block-size")) == 32
     assert "--block-size" not in command(serving.extraction([2, 30], Path("/store"), "cpu"))
-    assert "--block-size" not in command(serving.plain(), "cuda", device="cuda")
+    assert "--block-size" not in command(serving.plain(), "cuda", device="cuda", gpu_count=8, serve_tensor_parallel=8)
 
 
 def test_a_gpu_gets_its_own_arguments_and_a_hub_id_its_revision(tmp_path: Path) -> None:
