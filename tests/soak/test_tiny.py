@@ -169,10 +169,14 @@ def test_without_vllm_the_same_target_goes_through_training(tiny: Pipeline) -> N
         for a, b in zip(*states, strict=True)
         if torch.equal(a["token_ids"], b["token_ids"])
     ]
-    apart = torch.stack([((a - b).norm(dim=2) / b.norm(dim=2)).amax(0) for a, b in same]).amax(0)
-    print(f"\n{len(same)} of {len(states[0])} rows equal; largest relative difference by layer {apart.tolist()}")
+    apart = torch.cat([(a - b).norm(dim=2) / b.norm(dim=2) for a, b in same])
+    far = (apart > 1e-3).float().mean(0).tolist()
+    middle = apart.median(0).values.tolist()
+    print(f"\n{len(same)} of {len(states[0])} rows equal; relative difference by layer {middle}, share above 0.001 {far}")
     assert len(same) >= 0.9 * len(states[0])
-    assert float(apart.max()) < 1e-3
+    assert max(middle) < 1e-5
+    # Two experts whose scores tie: one token may take another, and what attends to it differs a little.
+    assert max(far) < 0.01
 
 
 def test_the_drafter_goes_to_the_other_form_and_back(tiny: Pipeline, tmp_path: Path) -> None:
