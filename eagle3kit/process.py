@@ -150,9 +150,14 @@ def run_tool(
     child = Child(name, command, logs, env)
     status = child.wait(progress, stall_s=stall_s)
     if status != 0:
-        signalled = f"was ended by {signal.Signals(status - 128).name}" if status > 128 else f"ended with status {status}"
-        raise KitError(f"{name} {signalled}", seen=f"at the end of {child.log}: {child.tail()}", fix=fix)
+        raise KitError(f"{name} {how_ended(status)}", seen=f"at the end of {child.log}: {child.tail()}", fix=fix)
     return child
+
+
+def how_ended(status: int) -> str:
+    """For a message: `was ended by SIGKILL`, or `ended with status 1`."""
+    by_signal = status - 128 in signal.valid_signals()
+    return f"was ended by {signal.Signals(status - 128).name}" if by_signal else f"ended with status {status}"
 
 
 @contextlib.contextmanager

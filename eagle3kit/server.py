@@ -30,7 +30,7 @@ import psutil
 from eagle3kit import access, step_trace, supervise
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
-from eagle3kit.process import Child
+from eagle3kit.process import Child, how_ended
 from eagle3kit.rundir import Run
 
 LOOPBACK = "127.0.0.1"
@@ -207,10 +207,14 @@ class Server(AbstractContextManager["Server"]):
         engine: how to serve it.
         device: `cpu` or `cuda`.
         say: called with a line of progress now and then.
+
+    Attributes:
+        variables: further ones of its environment.
     """
 
     def __init__(self, run: Run, model: str | Path, engine: Engine, device: str, say: Callable[[str], None] = print) -> None:
         self.run, self.model, self.engine, self.device, self._say = run, str(model), engine, device, say
+        self.variables: dict[str, str] = {}
         self._child: Child | None = None
         self._key = access.run_key()
         self.seconds_to_ready = 0.0
@@ -228,7 +232,7 @@ class Server(AbstractContextManager["Server"]):
             f"server_{self.engine.name}",
             command(self.run.params, self.model, self.engine, self.port, self.device),
             self.run.path("logs"),
-            environment(self.run.params, self.device) | self.secret,
+            environment(self.run.params, self.device) | self.variables | self.secret,
         )
 
     @property
@@ -336,11 +340,15 @@ class Server(AbstractContextManager["Server"]):
         return False
 
     def explain(self) -> str:
-        """Why it ended, as far as its log says: the last line that names an error."""
-        lines = self._started().log.read_text(errors="replace").splitlines()
+        """Why it ended, as far as is known: the last line of its log that names an error, or the signal."""
+        child = self._started()
+        lines = child.log.read_text(errors="replace").splitlines()
         named = re.compile(r"\w(Error|Exception): ")
         errors = [line.split("] ")[-1].strip() for line in lines if named.search(line) and "WARNING" not in line]
-        return errors[-1][:400] if errors else self._started().tail(3)
+        if errors:
+            return errors[-1][:400]
+        status = child.status or 0
+        return f"it {how_ended(status)}" if status > 128 else child.tail(3)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a JSON request and return the JSON reply, `{}` where there is none.

@@ -102,6 +102,12 @@ def test_a_server_that_ends_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) 
         server.require_alive()
 
 
+def test_a_server_that_was_killed_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = broken(run, monkeypatch, "import os; print('leaked 3 objects', flush=True); os.kill(os.getpid(), 9)")
+    with pytest.raises(KitError, match="'none' ended while starting; seen it was ended by SIGKILL"), server:
+        pass
+
+
 def test_a_server_that_does_not_come_up_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Run(run.params.replace(serve_start_timeout_s=1), run.stage)
     server = broken(slow, monkeypatch, "import time; time.sleep(99)")
