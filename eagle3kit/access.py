@@ -2,11 +2,12 @@
 
 A loopback port is open to every user of the machine. The servers get a random key in their environment, where other users and
 the command line do not show it. vLLM asks for a key under `/v1` only (its `/invocations` generates as well), so `RequireKey` asks
-for it everywhere. speculators' tools and `vllm bench` send none; the tools take the path of a state file on the server's word:
+for it everywhere. speculators' tools and trainer and `vllm bench` send none, and the former two take the path of a state file on
+the server's word. `open_loader` is for the trainer;
 
     python -m eagle3kit.access [--store FOLDER] [--trust-remote-code] -- ARGUMENTS OF `speculators`
 
-runs them with the key from the environment, and lets no state file be moved that lies outside FOLDER.
+runs a tool with the key from the environment, and lets no state file be moved that lies outside FOLDER.
 
 vLLM imports this module in the server process (`--middleware eagle3kit.access.RequireKey`); it imports nothing heavy.
 """
@@ -67,25 +68,39 @@ class RequireKey:
 
 
 def send_key(key: str) -> None:
-    """Make the HTTP clients of speculators' tools send the key: aiohttp's sessions and openai's client.
+    """Make the HTTP clients of speculators' tools and of its trainer send the key: aiohttp's sessions and openai's clients.
 
-    Nothing else in those processes talks through either of them; the hub's client does not.
+    Nothing else in those processes talks through them; the hub's client does not.
     """
     import aiohttp
     import openai
 
-    session, client = aiohttp.ClientSession.__init__, openai.AsyncOpenAI.__init__
+    session = aiohttp.ClientSession.__init__
 
     @functools.wraps(session)
     def session_with_key(self: Any, *args: Any, **kwargs: Any) -> None:
         session(self, *args, **{**kwargs, "headers": {**(kwargs.get("headers") or {}), **header(key)}})
 
-    @functools.wraps(client)
-    def client_with_key(self: Any, *args: Any, **kwargs: Any) -> None:
-        client(self, *args, **{**kwargs, "api_key": key})
+    def with_key(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def client_with_key(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **{**kwargs, "api_key": key})
+
+        return client_with_key
 
     aiohttp.ClientSession.__init__ = session_with_key  # type: ignore[method-assign]
-    openai.AsyncOpenAI.__init__ = client_with_key  # type: ignore[method-assign]
+    openai.OpenAI.__init__ = with_key(openai.OpenAI.__init__)  # type: ignore[method-assign]
+    openai.AsyncOpenAI.__init__ = with_key(openai.AsyncOpenAI.__init__)  # type: ignore[method-assign]
+
+
+def require_inside(store: Path, path: str) -> None:
+    """Raise unless a path that the server named lies in `store`.
+
+    Raises:
+        PermissionError: it does not.
+    """
+    if not Path(path).resolve().is_relative_to(store.resolve()):
+        raise PermissionError(f"the server named a state file outside {store}: {path}")
 
 
 def keep_inside(store: Path) -> None:
@@ -95,11 +110,40 @@ def keep_inside(store: Path) -> None:
 
     async def ask_and_check(*args: Any, **kwargs: Any) -> Any:
         path, *rest = await ask(*args, **kwargs)
-        if not Path(path).resolve().is_relative_to(store.resolve()):
-            raise PermissionError(f"the server named a state file outside {store}: {path}")
+        require_inside(store, path)
         return (path, *rest)
 
     tool.generate_hidden_states_async = ask_and_check
+
+
+def open_loader(store: Path) -> None:
+    """Let the loader of speculators' trainer use the run's server: it sends the key, and reads and deletes files in `store` only.
+
+    Its worker processes import everything anew, so each does the same when it begins.
+    """
+    loader: Any = importlib.import_module("speculators.train.dataloader")
+    _open_here(store)
+    loader._worker_init_fn = functools.partial(_open_in_worker, store)
+
+
+def _open_in_worker(store: Path, worker: int) -> None:
+    from speculators.train.dataloader import _worker_init_fn
+
+    _open_here(store)
+    _worker_init_fn(worker)
+
+
+def _open_here(store: Path) -> None:
+    send_key(os.environ[KEY])
+    data: Any = importlib.import_module("speculators.train.data")
+    ask = data.generate_hidden_states
+
+    def ask_and_check(*args: Any, **kwargs: Any) -> Any:
+        path, *rest = ask(*args, **kwargs)
+        require_inside(store, path)
+        return (path, *rest)
+
+    data.generate_hidden_states = ask_and_check
 
 
 def trust_remote_code() -> None:

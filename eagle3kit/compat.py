@@ -47,35 +47,38 @@ CPU_PARTS: Mapping[str, str] = {
 COMMANDS = ("regenerate_responses", "generate_offline_data", "train")
 """Modules of speculators' command line that the kit calls."""
 
-TRAINER_OPTIONS: Mapping[str, str | None] = {
-    "verifier-name-or-path": None,
-    "from-pretrained": None,
-    "data-path": None,
-    "d2t-path": None,
-    "t2d-path": None,
-    "draft-vocab-size": None,
-    "save-path": None,
-    "log-dir": None,
-    "total-seq-len": None,
-    "train-data-ratio": None,
-    "epochs": None,
-    "lr": None,
-    "weight-decay": None,
-    "muon-weight-decay": None,
-    "optimizer": "muon",
-    "scheduler-type": "cosine",
-    "scheduler-warmup-ratio": None,
-    "ttt-steps": None,
-    "ttt-step-loss-decay": None,
-    "checkpoint-freq": None,
-    "num-workers": None,
-    "on-missing": "raise",
-    "seed": None,
-    "draft-attn-impl": "sdpa",
-    "loss-implementation": "eager",
-    "hidden-states-dtype": None,
+TRAINER_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "verifier-name-or-path": (),
+    "from-pretrained": (),
+    "data-path": (),
+    "d2t-path": (),
+    "t2d-path": (),
+    "draft-vocab-size": (),
+    "save-path": (),
+    "log-dir": (),
+    "total-seq-len": (),
+    "train-data-ratio": (),
+    "epochs": (),
+    "lr": (),
+    "weight-decay": (),
+    "muon-weight-decay": (),
+    "optimizer": ("muon",),
+    "scheduler-type": ("cosine",),
+    "scheduler-warmup-ratio": (),
+    "ttt-steps": (),
+    "ttt-step-loss-decay": (),
+    "checkpoint-freq": (),
+    "num-workers": (),
+    "on-missing": ("raise", "generate"),
+    "vllm-endpoint": (),
+    "request-timeout": (),
+    "max-consecutive-generation-failures": (),
+    "seed": (),
+    "draft-attn-impl": ("sdpa",),
+    "loss-implementation": ("eager",),
+    "hidden-states-dtype": (),
 }
-"""Options that `train.py` gives the trainer, and the choice it needs where an option has choices.
+"""Options that `train.py` gives the trainer, and the choices it needs where an option has choices.
 
 `hidden-states-path` is not among them: it belongs to the storage that `hidden-states-backend` names, not to the trainer.
 """
@@ -486,8 +489,8 @@ def _of_speculators(speculators: Speculators) -> Iterator[_Row]:
     yield "commands", not missing, ", ".join(COMMANDS).replace("_", "-"), found, ""
     wrong = [
         name
-        for name, choice in TRAINER_OPTIONS.items()
-        if name not in speculators.options or (choice and choice not in speculators.options[name])
+        for name, choices in TRAINER_OPTIONS.items()
+        if name not in speculators.options or not {*choices} <= {*speculators.options[name]}
     ]
     found = "has no trainer's options" if not speculators.options else f"lacks {', '.join(wrong)}" if wrong else "has them"
     yield "trainer options", not wrong, f"{len(TRAINER_OPTIONS)} options that the kit sets", f"{said} {found}", ""

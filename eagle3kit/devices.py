@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
+from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 
 
@@ -54,3 +55,30 @@ def device(params: Params) -> tuple[Literal["cpu", "cuda"], str]:
     if found:
         return "cuda", f"device: auto, and {how} ({found[0].name})"
     return "cpu", f"device: auto, and {how}"
+
+
+def at_once(params: Params) -> int:
+    """GPUs that a run needs at the same time: those of one server, or of the trainer; with `extraction_mode: online` of both."""
+    both = (params.train_processes, params.serve_tensor_parallel)
+    return sum(both) if params.extraction_mode == "online" else max(both)
+
+
+def divide(params: Params) -> tuple[str, str]:
+    """CUDA_VISIBLE_DEVICES of the trainer and of the server that run side by side: the first GPUs here, and the next ones.
+
+    Written without a machine with several GPUs; tested is the division alone.
+
+    Raises:
+        KitError: there are too few.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [str(gpu.index) for gpu in gpus()[0]] if visible is None else list(filter(None, map(str.strip, visible.split(","))))
+    if len(named) < at_once(params):
+        raise KitError(
+            "too few GPUs for a trainer beside the server that it asks",
+            seen=len(named),
+            wanted=f"{params.train_processes} (train_processes) and {params.serve_tensor_parallel} (serve_tensor_parallel)",
+            fix="lower one of them, or set extraction_mode: offline",
+        )
+    trainer = params.train_processes
+    return ",".join(named[:trainer]), ",".join(named[trainer : trainer + params.serve_tensor_parallel])

@@ -295,8 +295,10 @@ def cpu_flags(file: Path = Path("/proc/cpuinfo")) -> set[str]:
 def _gpus(params: Params, found: Sequence[Gpu], how: str, described: Target | None) -> Iterator[Check]:
     """The GPUs against `gpu_count`, `hardware` and the target's weights."""
     hardware = hardware_presets()[params.hardware]
-    count = max(1, params.gpu_count)
+    count = max(params.gpu_count, devices.at_once(params))
     wanted = f"{count} x {hardware.label}" if hardware.is_gpu else f"{count} GPU(s)"
+    if params.extraction_mode == "online":
+        wanted += f": {params.train_processes} for the trainer, {params.serve_tensor_parallel} for the server beside it"
     if not found:
         fix = f"run on a machine with {wanted}, or choose parameters for this one (params/local.yaml)"
         yield Check("GPUs", "fail", wanted, f"none: {how}", fix)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3kit import reference, state_files
 from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.errors import KitError
-from eagle3kit.hidden_states import head_and_norm, load_states, state_file
+from eagle3kit.hidden_states import head_and_norm, kept_rows, load_states, state_file
 from eagle3kit.hub import local_folder
 from eagle3kit.rundir import Run, read_json, write_json
 from eagle3kit.server import Server
@@ -113,7 +113,7 @@ def against_transformers(run: Run, folder: Path, layers: Sequence[int], hidden_s
         return {"reason": f"not made: {reason}"}
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
-    shortest = sorted(range(len(rows)), key=lambda index: rows[index].length)[: min(p.golden_samples, REFERENCE_ROWS)]
+    shortest = sorted(kept_rows(p, rows), key=lambda index: rows[index].length)[: min(p.golden_samples, REFERENCE_ROWS)]
     samples = []
     for index in shortest:
         ids = tokens[index]["input_ids"]
@@ -137,7 +137,7 @@ LEAST_AGREEMENT = 0.5
 
 
 def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dict[str, Any]:
-    """Whether the last-layer states of every row predict the tokens that the target then wrote.
+    """Whether the last-layer states of every row that has a file predict the tokens that the target then wrote.
 
     The golden check reads a sample of rows. States that got under another row's name anywhere else pass every check of shape and
     number; but the target's greedy answer is the most likely token of its own states, in every row.
@@ -154,9 +154,9 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
     if p.data_temperature and p.data_regenerate:
         return {"reason": f"not made: answers sampled at temperature {p.data_temperature:g} are not the most likely tokens"}
     rows, _ = load_rows(run)
-    counted = score_rows(run, range(len(rows)), GLANCE, head, norm, eps)
+    counted = score_rows(run, kept_rows(p, rows), GLANCE, head, norm, eps)
     hits, positions, nll = (sum(column) for column in zip(*counted.values(), strict=True))
-    found: dict[str, Any] = {"rows": len(rows), "positions": positions, "agree": hits / positions, "nll": nll / positions}
+    found: dict[str, Any] = {"rows": len(counted), "positions": positions, "agree": hits / positions, "nll": nll / positions}
     if not p.data_regenerate:
         return found | {
             "reason": f"not judged: the target did not write these answers; {hits / positions:.1%} are its own tokens"

@@ -7,6 +7,9 @@ the layers is the final layer's output before the norm, which the trainer turns 
     hidden_states/files.json            size and digest of each file, checked again before training
     hidden_states/statistics.json       per layer: mean, deviation, norm
     golden/golden.json                  extracted states against the serving engine's own log-probabilities
+
+With `extraction_mode: online` only the rows that the kit looks at itself have files: the held-out ones, and the golden check's.
+The trainer asks a server for the others, in each epoch anew (see `train`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from eagle3kit.data import MADE_BY, Row, load_rows, load_tokens
 from eagle3kit.engine_transformers import TransformersEngine
 from eagle3kit.errors import KitError
 from eagle3kit.hub import local_folder
+from eagle3kit.params import Params
 from eagle3kit.process import run_tool
 from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
 from eagle3kit.server import Server
@@ -42,6 +46,19 @@ CAPTURE = "captured"
 def state_file(folder: Path, index: int) -> Path:
     """The file of row `index`, by the name that speculators' loader looks for."""
     return folder / f"hs_{index}.safetensors"
+
+
+def kept_rows(params: Params, rows: Sequence[Row]) -> list[int]:
+    """Rows whose states are kept in files: all; online the held-out ones and those of the golden check."""
+    if params.extraction_mode == "offline":
+        return list(range(len(rows)))
+    return sorted({i for i, row in enumerate(rows) if row.split == "heldout"} | set(golden_rows(params, len(rows))))
+
+
+def golden_rows(params: Params, n: int) -> list[int]:
+    """Rows of the golden check, evenly spread over all `n`."""
+    count = min(params.golden_samples, n)
+    return [round(i * (n - 1) / max(1, count - 1)) for i in range(count)]
 
 
 def capture_folder(run: Run, model: str | Path, layers: Sequence[int]) -> Path:
@@ -68,7 +85,7 @@ def extraction_server(run: Run, model: str | Path, layers: Sequence[int], device
 def extract(
     run: Run, server: Server | TransformersEngine, layers: Sequence[int], hidden_size: int, say: Callable[[int, int], None]
 ) -> None:
-    """Bring every row's hidden states into `hidden_states/`, verified.
+    """Bring the hidden states of every row, or online of the `kept_rows`, into `hidden_states/`, verified.
 
     States that the server captured while it generated the answers are taken over; what is missing is computed by speculators'
     `generate-offline-data`, or by transformers where that is the engine. Called again it does only what is missing or damaged.
@@ -82,11 +99,12 @@ def extract(
         KitError: a file is still wrong after it was made anew.
     """
     rows, _ = load_rows(run)
-    tokens = load_tokens(run)
-    folder = run.path("hidden_states")
-    storage = run.params.extraction_storage
+    tokens, kept = load_tokens(run), kept_rows(run.params, rows)
+    folder, captured = run.path("hidden_states"), capture_folder(run, server.model, layers)
+    usual = {"extraction_storage": "native", "extraction_mode": "offline"}
     inputs = {"data": run.digest("data", MADE_BY), "layers": list(layers)}
-    step = run.step("hidden_states", inputs if storage == "native" else {**inputs, "extraction_storage": storage})
+    chosen = run.params.subset(usual)
+    step = run.step("hidden_states", inputs | {name: value for name, value in chosen.items() if value != usual[name]})
     damaged = []
     if step.done:
         damaged = damaged_files(folder)
@@ -97,10 +115,10 @@ def extract(
         began = time.monotonic()
         for path in damaged:
             path.unlink(missing_ok=True)
-        adopt(capture_folder(run, server.model, layers), folder, tokens)
+        adopt(captured, folder, tokens, kept)
         record: dict[str, Any] = {}
         for attempt in range(2):
-            report, record = verify(folder, rows, tokens, layers, hidden_size, storage)
+            report, record = verify(folder, kept, tokens, layers, hidden_size, run.params.extraction_storage)
             if not report:
                 break
             if attempt:
@@ -112,12 +130,18 @@ def extract(
                 )
             for index in report:
                 state_file(folder, index).unlink(missing_ok=True)
+            missing, done = list(report), len(kept) - len(report)
+
+            def told(more: int, done: int = done) -> None:
+                say(done + more, len(kept))
+
             if isinstance(server, TransformersEngine):
-                _compute(server, folder, tokens, say)
+                _compute(server, folder, tokens, missing, told)
             else:
-                _generate(run, server, folder, len(rows), say)
-        say(len(rows), len(rows))
-        files = _digests(folder, len(rows))
+                _generate(run, server, captured, tokens.select(missing), told)
+                adopt(captured, folder, tokens, missing)
+        say(len(kept), len(kept))
+        files = _digests(folder, kept)
         write_json(folder / "files.json", files)
         write_json(folder / "statistics.json", record)
         shutil.rmtree(run.path(CAPTURE), ignore_errors=True)  # the server makes it anew when it needs it
@@ -125,7 +149,8 @@ def extract(
         step.outputs = {"files": len(files), "bytes": size, "digest": _files_digest(files)}
         run.record_all(
             {
-                "extraction.tokens": (sum(row.length for row in rows), "tokens"),
+                "extraction.mode": (run.params.extraction_mode, ""),
+                "extraction.tokens": (sum(rows[index].length for index in kept), "tokens"),
                 "extraction.bytes": (size, "bytes"),
                 "time.hidden_states_s": (round(time.monotonic() - began, 1), "s"),
             },
@@ -133,12 +158,12 @@ def extract(
         )
 
 
-def adopt(captured: Path, folder: Path, tokens: Any) -> int:
-    """Move captured files into `folder` under the name of the row whose tokens they hold. Returns how many were taken over."""
+def adopt(captured: Path, folder: Path, tokens: Any, indices: Sequence[int]) -> int:
+    """Move captured files into `folder` under the name of the row of `indices` whose tokens they hold. Returns how many were."""
     from safetensors import safe_open
 
     wanted: dict[bytes, list[int]] = {}
-    for index, ids in enumerate(tokens["input_ids"]):
+    for index, ids in zip(indices, tokens.select(indices)["input_ids"], strict=True):
         if not state_file(folder, index).exists():
             wanted.setdefault(ids.numpy().tobytes(), []).append(index)
     adopted = 0
@@ -149,23 +174,27 @@ def adopt(captured: Path, folder: Path, tokens: Any) -> int:
         except Exception:  # safetensors raises its own kinds; a file cut by a kill is no loss, its row is extracted anew
             path.unlink()
             continue
-        if indices := wanted.get(key):
-            path.rename(state_file(folder, indices.pop()))
+        if alike := wanted.get(key):
+            path.rename(state_file(folder, alike.pop()))
             adopted += 1
     return adopted
 
 
-def _compute(engine: TransformersEngine, folder: Path, tokens: Any, say: Callable[[int, int], None]) -> None:
-    files = {state_file(folder, index): ids.tolist() for index, ids in enumerate(tokens["input_ids"])}
-    missing = {path: ids for path, ids in files.items() if not path.exists()}
+def _compute(engine: TransformersEngine, folder: Path, tokens: Any, missing: Sequence[int], say: Callable[[int], None]) -> None:
     engine.ensure()
-    engine.extract(missing, lambda done: say(len(files) - len(missing) + done, len(files)))
+    engine.extract({state_file(folder, index): tokens[index]["input_ids"].tolist() for index in missing}, say)
 
 
-def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[[int, int], None]) -> None:
+def _generate(run: Run, server: Server, captured: Path, missing: Any, say: Callable[[int], None]) -> None:
+    """Have the states of the rows `missing`, a data set, written into `captured`, where `adopt` finds them."""
     server.ensure()
+    rows = run.path(CAPTURE, "rows")
+    shutil.rmtree(rows, ignore_errors=True)
+    missing.save_to_disk(str(rows))
+    for path in captured.glob("hs_*.safetensors"):  # of other rows: the tool would take them for its own
+        path.unlink()
     command = [*server.tool("--store", str(run.path(CAPTURE))), "generate-offline-data"]
-    command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(run.path("data", "rows")), "--output", str(folder)]
+    command += ["--endpoint", f"{server.url}/v1", "--preprocessed-data", str(rows), "--output", str(captured)]
     command += ["--concurrency", str(run.params.extraction_concurrency), "--fail-on-error"]
     # torch finds no extremes in fp8, so the tool would end here; `verify` reads everything back in either case.
     if run.params.extraction_storage == "native":
@@ -173,8 +202,8 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
 
     def progress() -> int:
         server.require_alive()
-        done = sum(1 for _ in folder.glob("hs_*.safetensors"))
-        say(done, total)
+        done = sum(1 for _ in captured.glob("hs_*.safetensors"))
+        say(done)
         return done
 
     run_tool(
@@ -192,9 +221,9 @@ def _generate(run: Run, server: Server, folder: Path, total: int, say: Callable[
 
 
 def verify(
-    folder: Path, rows: Sequence[Row], tokens: Any, layers: Sequence[int], hidden_size: int, storage: str = "native"
+    folder: Path, indices: Iterable[int], tokens: Any, layers: Sequence[int], hidden_size: int, storage: str = "native"
 ) -> tuple[dict[int, str], dict[str, Any]]:
-    """Read every file back and compare it with its row, and with the `storage` that the trainer will be told of.
+    """Read the files of the rows `indices` back; compare them with the rows, and with the `storage` that the trainer is told of.
 
     Returns:
         What is wrong, by row, and the statistics of what is right: per layer mean, standard deviation, mean L2 norm of a
@@ -208,7 +237,7 @@ def verify(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a row is too small to share: two threads take longer, ten times so beside a busy neighbour
     try:
-        for index in range(len(rows)):
+        for index in indices:
             path = state_file(folder, index)
             states, reason = load_states(path, tokens[index]["input_ids"], len(layers), hidden_size)
             if states is not None and (found := state_files.storage_of(path)) != storage:
@@ -263,8 +292,8 @@ def load_states(path: Path, token_ids: torch.Tensor, n_layers: int, hidden_size:
     return states, ""
 
 
-def _digests(folder: Path, n: int) -> dict[str, list[Any]]:
-    paths = [state_file(folder, index) for index in range(n)]
+def _digests(folder: Path, indices: Iterable[int]) -> dict[str, list[Any]]:
+    paths = [state_file(folder, index) for index in indices]
     with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
         digests = list(pool.map(file_digest, paths))
     return {path.name: [path.stat().st_size, digest] for path, digest in zip(paths, digests, strict=True)}
@@ -390,8 +419,7 @@ def score(run: Run, server: Server | TransformersEngine, model: str | Path, laye
     """The golden check's figures; see `golden`."""
     rows, _ = load_rows(run)
     tokens = load_tokens(run)
-    count = min(run.params.golden_samples, len(rows))
-    chosen = [round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)]
+    chosen = golden_rows(run.params, len(rows))
     head, norm = head_and_norm(local_folder(model, run.params.target_revision))
     hits, errors, positions = [0] * len(layers), [0.0] * len(layers), 0
     for index in chosen:
@@ -406,7 +434,7 @@ def score(run: Run, server: Server | TransformersEngine, model: str | Path, laye
             errors[slot] += error
         positions += len(ids) - 1
     slots = [{"id": layer, "top1": hits[slot] / positions, "mae": errors[slot] / positions} for slot, layer in enumerate(layers)]
-    return {"top1": slots[-1]["top1"], "mae": slots[-1]["mae"], "positions": positions, "sequences": count, "slots": slots}
+    return {"top1": slots[-1]["top1"], "mae": slots[-1]["mae"], "positions": positions, "sequences": len(chosen), "slots": slots}
 
 
 def prompt_logprobs(server: Server | TransformersEngine, ids: Sequence[int]) -> list[tuple[int, float]]:

@@ -252,7 +252,7 @@ def check_table(made: Iterable[Check]) -> Markup:
 
 
 def _say(*sentences: str) -> Markup:
-    return tag("p", " ".join(sentences))
+    return tag("p", " ".join(filter(None, sentences)))
 
 
 def _prose_00(e: Evidence, _: Bounds) -> list[Markup]:
@@ -288,12 +288,16 @@ def _prose_02(e: Evidence, bounds: Bounds) -> list[Markup]:
 def _prose_03(e: Evidence, bounds: Bounds) -> list[Markup]:
     size, rate = e.number("extraction.bytes"), e.number("extraction.tokens_per_s")
     form = ", rounded to one byte a number" if e.param("extraction_storage") == "fp8" else ""
+    online = e.value("extraction.mode") == "online"
     said = _say(
         f"The target's own answers gave {e.count('data.train_tokens', 'training tokens')} and",
         f"{e.count('data.heldout_prompts', 'held-out prompts')}.",
         f"Hidden states were recorded for {e.count('extraction.tokens', 'tokens')},",
         f"of unknown size on disk{form}." if size is None else f"{fmt_bytes(size)} on disk{form}.",
-        "At what rate is unknown." if rate is None else f"Answers and states came at {rate:,.0f} tokens a second.",
+        "A server makes those of the training rows while it trains, in each epoch anew." if online else "",
+        "At what rate is unknown."
+        if rate is None
+        else f"Answers {'' if online else 'and states '}came at {rate:,.0f} tokens a second.",
     )
     dropped = {str(why): number(n) for why, n in mapping(mapping(e.json("data/rows.json")).get("dropped")).items()}
     made = [said]

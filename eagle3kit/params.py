@@ -198,6 +198,11 @@ class Params(BaseModel):
     extraction_engine: Literal["vllm", "transformers"] = _extraction(
         "vllm", "", "what answers the prompts and hands out hidden states; transformers needs no vLLM, and is slower"
     )
+    extraction_mode: Literal["offline", "online"] = _extraction(
+        "offline",
+        "",
+        "offline keeps every row's hidden states in files; online only the held-out rows': the trainer asks vLLM for the others",
+    )
     extraction_storage: Literal["native", "fp8"] = _extraction(
         "native",
         "",
@@ -526,6 +531,21 @@ RULES: tuple[Rule, ...] = (
             or (p.golden_min_top1 <= 0.96 and p.golden_max_mae >= 0.05 and p.golden_max_layer_error >= 0.03)
         ),
         "set golden_min_top1: 0.93, golden_max_mae: 0.1 and golden_max_layer_error: 0.05, or extraction_storage: native",
+    ),
+    Rule(
+        "online_asks_vllm",
+        ("extraction_mode", "extraction_engine"),
+        "extraction_engine vllm with extraction_mode online: the trainer asks a vLLM server for states",
+        lambda p: p.extraction_mode == "offline" or p.extraction_engine == "vllm",
+        "set extraction_engine: vllm, or extraction_mode: offline",
+    ),
+    Rule(
+        "online_fits_gpus",
+        ("extraction_mode", "train_processes", "serve_tensor_parallel", "gpu_count"),
+        "train_processes and serve_tensor_parallel together at most gpu_count with extraction_mode online: the trainer and the "
+        "server that it asks run at the same time",
+        lambda p: p.extraction_mode == "offline" or not p.gpu_count or p.train_processes + p.serve_tensor_parallel <= p.gpu_count,
+        "lower train_processes or serve_tensor_parallel, or set extraction_mode: offline",
     ),
     Rule(
         "speed_has_prompts",

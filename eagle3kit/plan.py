@@ -184,6 +184,16 @@ def bytes_per_token(target: Target, n_aux: int, dtype: str, storage: str = "nati
     return numbers + 4 if storage == "fp8" else numbers * served_bytes(target, dtype)
 
 
+def stored_tokens(params: Params, work: Workload) -> int:
+    """Tokens whose states are in files at a time: all; online those of the held-out rows, of the golden check's, and of the rows
+    on their way to the trainer, one a data-loader worker. The latter two are reckoned with the average length.
+    """
+    if params.extraction_mode == "offline":
+        return work.tokens
+    rows = params.golden_samples + params.train_processes * max(1, params.train_workers)
+    return min(work.tokens, work.heldout_tokens + math.ceil(rows * work.tokens / max(1, work.prompts)))
+
+
 def drafter_shape(params: Params, target: Target) -> dict[str, int]:
     """Heads, widths and vocabulary of the drafter as far as the plan needs them: what `recipe.derive` will choose.
 
@@ -412,10 +422,16 @@ class Plan:
         room = states + DISK_LIMIT * (self.disk.used + self.disk.free) - (self.disk.used + need)
         fits = math.floor(room / states * self.work.prompts) - self.work.heldout_prompts
         remedy = f"set runs_dir to a disk with {_bytes(need / DISK_LIMIT)} free"
-        rounded = self.work.tokens * bytes_per_token(self.target, drafter_shape(p, self.target)["aux"], p.target_dtype, "fp8")
+        n_aux, kept = drafter_shape(p, self.target)["aux"], stored_tokens(p, self.work)
+        rounded = kept * bytes_per_token(self.target, n_aux, p.target_dtype, "fp8")
         if p.extraction_storage == "native" and rounded <= room:
             remedy += ", or extraction_storage: fp8"
-        if fits >= 1:
+        few = stored_tokens(p.model_copy(update={"extraction_mode": "online"}), self.work) * states // kept
+        if p.extraction_mode == "offline" and p.extraction_engine == "vllm" and few <= room:
+            both = p.train_processes + p.serve_tensor_parallel
+            gpus = f", with train_processes and serve_tensor_parallel together at most {p.gpu_count}"
+            remedy += f", or extraction_mode: online ({_bytes(few)} of states{gpus if 0 < p.gpu_count < both else ''})"
+        if fits >= 1 and p.extraction_mode == "offline":
             remedy += f", or data_train_prompts: {fits}"
             shorter = math.floor(p.data_seq_length * room / states)
             if shorter > p.data_max_response_tokens:
@@ -466,7 +482,9 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     trained = total - counts["lm_head"] - counts["embed_tokens"]
     per_token = bytes_per_token(target, n_aux, p.target_dtype, p.extraction_storage)
     number = p.target_dtype if p.extraction_storage == "native" else f"{p.extraction_storage} with a scale a token"
-    states, there = work.tokens * per_token, _existing_states(p)
+    kept, there = stored_tokens(p, work), _existing_states(p)
+    states = kept * per_token
+    which = "" if p.extraction_mode == "offline" else " of the held-out rows, the golden check's and those in flight"
     saves = math.ceil(p.train_epochs / p.train_save_every)
     checkpoints = saves * (2 * total + 4 * trained)
     download, download_how, same_disk = _download(p, target)
@@ -476,9 +494,11 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
         "hidden_states.bytes_per_token": Estimate(
             per_token, "bytes", f"{target.hidden_size} wide x ({n_aux} auxiliary layers + the last), number type {number}"
         ),
-        "hidden_states.bytes": Estimate(states, "bytes", f"{work.how.partition(':')[0]}: tokens x bytes per token"),
+        "hidden_states.bytes": Estimate(states, "bytes", f"{work.how.partition(':')[0]}: tokens{which} x bytes per token"),
         "hidden_states.at_most": Estimate(
-            work.most_tokens * per_token, "bytes", "every answer as long as data_max_response_tokens and data_seq_length allow"
+            work.most_tokens * kept // max(1, work.tokens) * per_token,
+            "bytes",
+            "every answer as long as data_max_response_tokens and data_seq_length allow",
         ),
         "checkpoints.bytes": Estimate(checkpoints, "bytes", f"{saves} checkpoints: weights and AdamW's two moments in bfloat16"),
         "download.bytes": Estimate(download, "bytes", download_how),
@@ -540,9 +560,15 @@ def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> d
     answer_rate, answer_how = generation_rate(target, hardware, p, min(p.data_concurrency, p.serve_max_num_seqs))
     extract_rate, extract_how = _extraction_rate(target, hardware, p, per_token)
     answering = work.answer_tokens / answer_rate + max(0, work.tokens - work.answer_tokens) / extract_rate
-    extracting = work.tokens / extract_rate
+    online = p.extraction_mode == "online"
+    extracting = stored_tokens(p, work) / extract_rate
     train_rate, train_how = _training_rate(hardware, p)
     training = flops / train_rate
+    if online:
+        training += passes / extract_rate
+        train_how += (
+            f"; and every epoch extracts anew, at most {passes / p.train_epochs / extract_rate / 60:,.1f} min ({extract_how})"
+        )
 
     asked = min(p.eval_prompts or work.heldout_prompts, work.heldout_prompts)
     few = min(p.eval_speed_prompts, asked)
@@ -550,7 +576,8 @@ def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> d
     speed_rate, _ = generation_rate(target, hardware, p, p.eval_speed_concurrency)
     answer = min(p.eval_max_tokens, ANSWER_TOKENS)
     one = answer * (asked / eval_rate + p.eval_repeats * few / speed_rate) + start
-    total = start + answering + extracting + training + 3 * one + 120
+    starts = 3 if online else 1  # before the evaluation's
+    total = starts * start + answering + extracting + training + 3 * one + 120
     return {
         "train.token_passes": Estimate(passes, "tokens", f"training tokens x {p.train_epochs} epochs"),
         "train.steps": Estimate(
@@ -560,11 +587,16 @@ def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> d
             flops, "FLOP", f"{p.train_ttt_steps} TTT steps of 6 x trained parameters + 4 x frozen lm_head a token, fc once"
         ),
         "server.starts": Estimate(
-            4, "starts", f"one that answers and extracts, then none, ngram and eagle3 in turn; about {start:,.0f} s each"
+            starts + 3,
+            "starts",
+            ("one that answers, one that extracts, one beside the trainer" if online else "one that answers and extracts")
+            + f", then none, ngram and eagle3 in turn; about {start:,.0f} s each",
         ),
         "minutes.answers": Estimate(answering / 60, "min", answer_how),
         "minutes.hidden_states": Estimate(
-            extracting / 60, "min", f"at most, {extract_how}; states captured while answering are taken over"
+            extracting / 60,
+            "min",
+            f"at most, {extract_how}" + ("" if online else "; states captured while answering are taken over"),
         ),
         "minutes.training": Estimate(training / 60, "min", train_how),
         "minutes.evaluation": Estimate(
@@ -573,7 +605,9 @@ def _minutes(p: Params, target: Target, work: Workload, hardware: Hardware) -> d
             f"3 contestants: {asked} prompts at {p.eval_concurrency} streams, {p.eval_repeats} x {few} prompts at "
             f"{p.eval_speed_concurrency}, answers of {answer} tokens, no gain from speculation counted",
         ),
-        "minutes.total": Estimate(total / 60, "min", "at most: the above, the first server's start, and 2 min for the rest"),
+        "minutes.total": Estimate(
+            total / 60, "min", f"at most: the above, {starts} server start(s) before the evaluation, and 2 min for the rest"
+        ),
     }
 
 

@@ -3,6 +3,7 @@
 warm_start/drafter/       with `train_from`, what training starts from
 checkpoints/<epoch>/      what the trainer saves: config.json, model.safetensors, optimizer and scheduler state
 checkpoints/log.jsonl     its metrics, one line a step
+captured/                 with `extraction_mode: online`, states on their way from the server to the trainer
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eagle3kit import convert, hidden_states, vocab
+from eagle3kit import convert, devices, golden, hidden_states, vocab
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.hub import local_folder
 from eagle3kit.process import Child
 from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
-from eagle3kit.server import arithmetic, cores
+from eagle3kit.server import Server, arithmetic, cores
 from eagle3kit.trainer import simulated_al
 
 MADE_BY = "05_train"
@@ -50,11 +51,15 @@ TUNED = (
 """Parameters that change the result of training: inputs of its step."""
 
 
-def command(run: Run, model: Path | str, device: str) -> list[str]:
+def command(run: Run, model: Path | str, device: str, server: Server | None = None) -> list[str]:
     """The command line of the trainer.
 
     The drafter's shape comes whole from `config/` (a folder with a config and no weights: fresh weights of that shape), or with
     the weights from `warm_start/`, so no default of the trainer's decides about it.
+
+    Args:
+        server: what the trainer asks for the states of rows without a file; it checks the token ids and numbers of each answer.
+            It would go on without a row that it cannot get; told to bear no failure, it ends.
     """
     p = run.params
     rows, _ = load_rows(run)
@@ -83,9 +88,12 @@ def command(run: Run, model: Path | str, device: str) -> list[str]:
         "ttt-step-loss-decay": p.train_ttt_decay,
         "checkpoint-freq": p.train_save_every,
         "num-workers": p.train_workers,
-        "on-missing": "raise",
+        "on-missing": "generate" if server else "raise",
         "seed": p.seed,
     }
+    if server:
+        arguments |= {"vllm-endpoint": f"{server.url}/v1", "request-timeout": p.stall_timeout_s}
+        arguments["max-consecutive-generation-failures"] = 1
     if p.extraction_storage == "fp8":
         arguments["hidden-states-backend"] = "fp8"
     if device == "cpu":
@@ -94,6 +102,8 @@ def command(run: Run, model: Path | str, device: str) -> list[str]:
     if p.train_processes > 1:
         program += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={p.train_processes}"]
     program += ["-m", "eagle3kit.trainer", "--metrics", str(run.path("checkpoints", "log.jsonl"))]
+    if server:
+        program += ["--store", str(run.path(hidden_states.CAPTURE))]
     if device == "cpu":
         program += ["--cpu", "--threads", str(cores(p))]
     flags = [f"--{name}={value}" for name, value in arguments.items()]
@@ -123,6 +133,33 @@ def open_masks(run: Run, dest: Path) -> None:
 
     shutil.rmtree(dest, ignore_errors=True)
     tokens.map(cover, with_indices=True, keep_in_memory=True, load_from_cache_file=False).save_to_disk(str(dest))
+
+
+@contextlib.contextmanager
+def online_server(run: Run, model: Path | str, device: str) -> Iterator[Server | None]:
+    """The server that extracts the states of rows without a file, ready, and ended on every way out; None offline.
+
+    On GPUs it has those after the trainer's (`devices.divide`), which no machine with GPUs has tried yet.
+
+    Raises:
+        KitError: it does not start, there are too few GPUs, or prefix caching is on.
+    """
+    if run.params.extraction_mode == "offline":
+        yield None
+        return
+    ids = run.manifest("hidden_states", ROWS_MADE_BY)["inputs"]["layers"]
+    server = hidden_states.extraction_server(run, model, ids, device)
+    if not isinstance(server, Server):
+        raise TypeError("extraction_mode: online goes with vLLM")  # a rule of the parameters
+    golden.require_uncached(server)
+    if device == "cuda":
+        server.variables["CUDA_VISIBLE_DEVICES"] = devices.divide(run.params)[1]
+    try:
+        with server:
+            yield server
+            golden.require_uncached(server)
+    finally:
+        shutil.rmtree(run.path(hidden_states.CAPTURE), ignore_errors=True)
 
 
 def warm_start(run: Run, model: Path | str) -> list[dict[str, Any]]:
@@ -169,7 +206,7 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
         The metrics, one dictionary a logged step (see `trainer.row_of`).
 
     Raises:
-        KitError: an input is missing or damaged, or the trainer failed; finished epochs are kept.
+        KitError: an input is missing or damaged, or the trainer failed, or online its server; finished epochs are kept.
     """
     inputs = {
         "config": run.digest("config", CONFIG_MADE_BY),
@@ -191,8 +228,9 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
             drop_unfinished(step.folder)
             if run.params.train_on_prompts:
                 open_masks(run, step.folder / "rows")
-            child = Child("trainer", command(run, model, device), run.path("logs"), _environment(run, device))
-            status = child.wait(partial(_look, log, watch), every_s=2, stall_s=run.params.stall_timeout_s)
+            with online_server(run, model, device) as server:
+                child = Child("trainer", command(run, model, device, server), run.path("logs"), _environment(run, device, server))
+                status = child.wait(partial(_look, log, watch, server), every_s=2, stall_s=run.params.stall_timeout_s)
             if status != 0:
                 raise KitError(
                     f"the trainer ended with status {status}",
@@ -222,7 +260,9 @@ def _choose(run: Run, step: Step, log: Sequence[dict[str, Any]]) -> None:
             run.record_all(facts, source)
 
 
-def _look(log: Path, watch: Callable[[list[dict[str, Any]]], None]) -> tuple[int, int]:
+def _look(log: Path, watch: Callable[[list[dict[str, Any]]], None], server: Server | None) -> tuple[int, int]:
+    if server:
+        server.require_alive()
     rows = read_log(log)
     watch(rows)
     return len(rows), log.stat().st_size if log.exists() else 0
@@ -233,11 +273,11 @@ def seconds_of_parts(log: Path) -> float:
     return sum({row.get("part"): float(row.get("time", 0)) for row in _lines(log) if "part" in row}.values())
 
 
-def _environment(run: Run, device: str) -> dict[str, str]:
-    common = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    if device != "cpu":
-        return common
-    return common | arithmetic(run.params)
+def _environment(run: Run, device: str, server: Server | None) -> dict[str, str]:
+    common = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"} | (server.secret if server else {})
+    if device == "cpu":
+        return common | arithmetic(run.params)
+    return common | ({"CUDA_VISIBLE_DEVICES": devices.divide(run.params)[0]} if server else {})
 
 
 def drop_unfinished(folder: Path) -> None:
@@ -369,7 +409,7 @@ def outlook(run: Run, device: str) -> dict[str, Any]:
         "epochs": p.train_epochs,
         "tokens a step": p.train_pack_tokens,
         "steps": steps,
-        "minutes": minutes,
+        "minutes": minutes if p.extraction_mode == "offline" else f"{minutes}, and the extraction of each epoch",
     }
 
 

@@ -1,6 +1,8 @@
 """The training process: speculators' own trainer, with a CPU device where there is no GPU, and its metrics as JSON lines.
 
-    python -m eagle3kit.trainer [--cpu] --metrics FILE -- ARGUMENTS OF `speculators train`
+    python -m eagle3kit.trainer [--cpu] [--store FOLDER] --metrics FILE -- ARGUMENTS OF `speculators train`
+
+With a store it asks the run's server for the states of rows that have no file, and reads them there (`access.open_loader`).
 
 Run as a process of its own, alone or under torchrun, so that it can be killed, resumed and spread over GPUs without the notebook.
 """
@@ -17,6 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from eagle3kit import access
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +158,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="eagle3kit.trainer")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--store", type=Path)
     parser.add_argument("--metrics", type=Path, required=True)
     own, rest = parser.parse_known_args(arguments)
     if own.cpu:
@@ -166,6 +171,8 @@ def main(arguments: list[str]) -> None:
     import speculators.train.cli as cli
     from speculators.train.config import TrainConfig
 
+    if own.store:
+        access.open_loader(own.store)
     write_metrics(cli, own.metrics)
     unmark_before_saving(cli.Trainer)
     cli.main(TrainConfig.resolve([item for item in rest if item != "--"]))

@@ -3,6 +3,8 @@
 import asyncio
 import http.server
 import importlib
+import pickle
+import subprocess
 import sys
 import threading
 from argparse import Namespace
@@ -151,7 +153,7 @@ def test_the_kit_sends_the_key_with_every_request_and_past_any_proxy(
 
 
 def tools_requests(port: int) -> list[str | None]:
-    """The two requests that speculators' tools begin with, made as they make them."""
+    """The requests that speculators' tools and its trainer begin with, made as they make them."""
 
     async def both() -> None:
         async with aiohttp.ClientSession(headers={"Accept": "application/json"}) as session:
@@ -160,6 +162,7 @@ def tools_requests(port: int) -> list[str | None]:
             await client.models.list()
 
     asyncio.run(both())
+    openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="EMPTY", max_retries=0).models.list()
     return [sent for _, sent in Recorder.seen]
 
 
@@ -169,12 +172,12 @@ def test_a_tools_own_exceptions_from_the_proxy_are_kept(run: Run, monkeypatch: p
 
 
 def test_speculators_tools_send_the_key(recorder: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tools_requests(recorder.server_address[1]) == [None, "Bearer EMPTY"]  # as they are
+    assert tools_requests(recorder.server_address[1]) == [None, "Bearer EMPTY", "Bearer EMPTY"]  # as they are
     Recorder.seen.clear()
-    for client in (aiohttp.ClientSession, openai.AsyncOpenAI):
+    for client in (aiohttp.ClientSession, openai.OpenAI, openai.AsyncOpenAI):
         monkeypatch.setattr(client, "__init__", client.__init__)  # put back at the end
     access.send_key("secret")
-    assert tools_requests(recorder.server_address[1]) == ["Bearer secret"] * 2
+    assert tools_requests(recorder.server_address[1]) == ["Bearer secret"] * 3
 
 
 # ---- what the server says
@@ -216,9 +219,45 @@ def test_a_state_file_outside_the_runs_folder_is_not_taken(tool: ModuleType, tmp
                 asyncio.run(tool.generate_hidden_states_async())
 
 
-def test_the_name_that_is_replaced_is_still_the_tools() -> None:
-    source = compat.Package("speculators").text("speculators/cli/generate_offline_data.py")
-    assert "hidden_states_path, _ = await generate_hidden_states_async(" in source
+def test_the_names_that_are_replaced_are_still_the_tools_and_the_trainers() -> None:
+    tool, loader, data = (
+        str(compat.Package("speculators").text(f"speculators/{file}.py"))
+        for file in ("cli/generate_offline_data", "train/dataloader", "train/data")
+    )
+    assert "hidden_states_path, _ = await generate_hidden_states_async(" in tool
+    assert "handle, hs_transfer_params = generate_hidden_states(" in data
+    assert "worker_init_fn=_worker_init_fn if use_workers" in loader
+
+
+@pytest.fixture
+def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The trainer's module of data sets; what `open_loader` replaces is put back at the end."""
+    data, loading = (importlib.import_module(f"speculators.train.{name}") for name in ("data", "dataloader"))
+    monkeypatch.setattr(loading, "_worker_init_fn", loading._worker_init_fn)
+    monkeypatch.setattr(data, "generate_hidden_states", lambda *_, **__: ("/etc/passwd", {}))
+    for client in (aiohttp.ClientSession, openai.OpenAI, openai.AsyncOpenAI):
+        monkeypatch.setattr(client, "__init__", client.__init__)
+    monkeypatch.setenv(access.KEY, "secret")
+    yield data
+
+
+def test_the_trainer_takes_no_file_from_outside_the_runs_folder_either(loader: ModuleType, tmp_path: Path) -> None:
+    assert loader.generate_hidden_states()[0] == "/etc/passwd"  # without the guard
+    access.open_loader(tmp_path)
+    with pytest.raises(PermissionError, match="outside"):
+        loader.generate_hidden_states()
+
+
+def test_the_trainers_worker_processes_send_the_key_too(loader: ModuleType, tmp_path: Path) -> None:
+    """Such a process imports everything anew, and is told what to do first by a function that it finds by name."""
+    access.open_loader(tmp_path)
+    told = pickle.dumps(importlib.import_module("speculators.train.dataloader")._worker_init_fn)
+    code = (
+        "import pickle, openai, sys; pickle.loads(sys.stdin.buffer.read())(0);"
+        "print(openai.OpenAI(api_key='EMPTY').api_key, __import__('torch').get_num_threads())"
+    )
+    worker = subprocess.run([sys.executable, "-c", code], input=told, capture_output=True, check=True)
+    assert worker.stdout.split() == [b"secret", b"1"]
 
 
 def test_the_hubs_code_is_trusted_where_the_parameters_say_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

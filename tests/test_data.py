@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3kit import data, origin
+from eagle3kit import data, origin, server
 from eagle3kit.data import Prompt
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run
-from eagle3kit.server import Engine
+from eagle3kit.server import Engine, Server
 
 
 def prompt(identity: str, users: int = 1, split: data.Split = "train") -> Prompt:
@@ -286,6 +286,25 @@ def test_given_answers_become_rows_labelled_off_policy(tmp_path: Path, monkeypat
     assert run.fact("data.on_policy") is False
     with pytest.raises(KitError, match="step data of run .* was made with another"):
         data.answer(Run(params.replace(data_regenerate=True), run.stage), server, lambda *_: None)
+
+
+def test_online_a_server_that_writes_no_states_answers_and_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def ensure(self: Server) -> None:
+        self.port = 1
+        done.append(f"{self.engine.name} starts")
+
+    monkeypatch.setattr(Server, "ensure", ensure)
+    monkeypatch.setattr(Server, "stop", lambda self: done.append(f"{self.engine.name} ends"))
+    monkeypatch.setattr(data, "run_tool", lambda name, command, *_, **__: done.append(" ".join(command)))
+    for mode in ("online", "offline"):
+        run = Run(Params(run_name=mode, runs_dir=str(tmp_path), extraction_mode=mode), "unit")
+        run.path("data").mkdir()
+        data.regenerate(run, Server(run, "m", server.extraction([1, 2], tmp_path, "cpu"), "cpu"), [], lambda *_: None)
+    first, asked, last, other, captured = dict.fromkeys(done)
+    assert (first, last, other) == ("none starts", "none ends", "extraction starts")
+    assert ("include_output_tokens" in asked, "include_output_tokens" in captured) == (False, True)
 
 
 def test_every_given_answer_is_kept_or_dropped_for_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

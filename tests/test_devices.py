@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from eagle3kit import devices
+from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 
 
@@ -35,3 +36,30 @@ def test_visible_devices_count(monkeypatch: pytest.MonkeyPatch, visible: str, wa
 def test_no_nvidia_smi_means_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert devices.device(Params()) == ("cpu", "device: auto, and there is no nvidia-smi")
+
+
+ONLINE = Params(extraction_mode="online", device="cuda", gpu_count=8, train_processes=2, serve_tensor_parallel=4)
+
+
+@pytest.mark.parametrize(
+    ("visible", "trainer", "server"),
+    [("0,1,2,3,4,5,6,7", "0,1", "2,3,4,5"), (" 7, 5,3,GPU-aa,1,0", "7,5", "3,GPU-aa,1,0"), (None, "0,1", "2,3,4,5")],
+)
+def test_the_trainer_has_the_first_gpus_and_its_server_the_next(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, trainer: str, server: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    fake_smi(monkeypatch, "".join(f"{i}, GPU-{i}, NVIDIA H200, 143771, 9.0, 580.65.06\n" for i in range(8)))
+    assert devices.divide(ONLINE) == (trainer, server)
+
+
+def test_too_few_gpus_for_both_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    with pytest.raises(KitError, match=r"too few GPUs .*seen 5; wanted 2 \(train_processes\) and 4 \(serve_tensor_parallel\)"):
+        devices.divide(ONLINE)
+
+
+def test_gpus_at_once_are_both_online_and_the_larger_offline() -> None:
+    assert (devices.at_once(ONLINE), devices.at_once(ONLINE.replace(extraction_mode="offline"))) == (6, 4)

@@ -194,6 +194,13 @@ def test_wanted_versions_are_those_that_are_installed_and_declared() -> None:
         ([Gpu(0, "Tesla V100", 34.0, 7.0, "580")] * 8, {}, "GPU generation", "fail", "newer GPU"),
         ([Gpu(0, "Tesla V100", 34.0, 7.0, "580")] * 8, {}, "GPU memory for the target", "fail", "GPUs with more memory"),
         ([B300] * 8, {"serve_tensor_parallel": 2}, "GPU memory for the target", "fail", "serve_tensor_parallel"),
+        (
+            [B300] * 7,
+            {"extraction_mode": "online", "serve_tensor_parallel": 4, "train_processes": 4},
+            "GPUs",
+            "fail",
+            "gpu_count: 7",
+        ),
     ],
 )
 def test_gpus(
@@ -203,6 +210,12 @@ def test_gpus(
     check = named(doctor.checks(kimi(runs_dir=str(tmp_path), **changes)), name)
     assert check.status == status
     assert fix in check.fix
+
+
+def test_online_trainer_and_server_have_gpus_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "gpus", lambda: ([B300], "nvidia-smi lists 1"))
+    check = named(doctor.checks(Params(extraction_mode="online", runs_dir=str(tmp_path))), "GPUs")
+    assert (check.status, check.wanted) == ("fail", "2 GPU(s): 1 for the trainer, 1 for the server beside it")
 
 
 def test_gpu_that_auto_would_take_needs_the_gpu_packages(

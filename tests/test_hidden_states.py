@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from test_data import answer, prompt, write_answers
 
 from eagle3kit import data, hidden_states
 from eagle3kit.errors import KitError
-from eagle3kit.rundir import Run, write_json
+from eagle3kit.params import Params
+from eagle3kit.rundir import Run, read_json, write_json
 
 LAYERS, HIDDEN, VOCAB = [1, 2, 3, 4], 8, 11
 
@@ -37,10 +39,57 @@ def test_captured_states_are_matched_to_rows_by_their_tokens(run: Run, rows: lis
     save(captured / "chatcmpl-2.safetensors", [1, 2, 3, 7, 8])  # rows 0 and 2 have equal tokens
     save(captured / "chatcmpl-3.safetensors", [9, 9])  # nobody's
     (captured / "chatcmpl-4.safetensors").write_bytes(b"cut short")
-    assert hidden_states.adopt(captured, folder, tokens) == 2
+    assert hidden_states.adopt(captured, folder, tokens, range(3)) == 2
     assert hidden_states.state_file(folder, 1).exists()
-    wrong, _ = hidden_states.verify(folder, rows, tokens, LAYERS, HIDDEN)
+    wrong, _ = hidden_states.verify(folder, range(len(rows)), tokens, LAYERS, HIDDEN)
     assert list(wrong.values()) == ["missing"]
+
+
+def test_captured_states_of_a_row_that_keeps_none_are_left(run: Run, rows: list[data.Row]) -> None:
+    folder, captured = run.path("hidden_states"), run.path(hidden_states.CAPTURE)
+    save(captured / "chatcmpl-1.safetensors", [1, 2, 3, 4, 5, 6])  # row 1
+    assert hidden_states.adopt(captured, folder, data.load_tokens(run), [0, 2]) == 0
+    assert not list(folder.glob("hs_*"))
+
+
+@pytest.mark.parametrize(("samples", "kept"), [(1, [0, 7, 8, 9]), (3, [0, 4, 7, 8, 9]), (99, list(range(10)))])
+def test_online_the_held_out_rows_and_the_golden_checks_have_files(samples: int, kept: list[int]) -> None:
+    rows = [data.Row(f"r{i}", "any", "train" if i < 7 else "heldout", 9, 3) for i in range(10)]
+    assert hidden_states.kept_rows(Params(extraction_mode="online", golden_samples=samples), rows) == kept
+    assert hidden_states.kept_rows(Params(golden_samples=samples), rows) == list(range(10))
+
+
+def test_online_only_those_are_extracted_and_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that writes the states of whatever it is asked for; what it captured of a training row stays where it is."""
+    online = Run(run.params.replace(extraction_mode="online", golden_samples=1), run.stage)
+    prompts = [prompt("a"), prompt("b"), prompt("c"), prompt("h", split="heldout")]
+    with online.step("data", {}):
+        write_answers(online, [answer(name, generated=(4, 5, i, 6)) for i, name in enumerate("abch")])
+        rows = data.build_rows(online, prompts, Counter(), captured=True)
+    asked: list[list[int]] = []
+    server: Any = SimpleNamespace(model="m", run=online)
+    captured = hidden_states.capture_folder(online, "m", LAYERS)
+    captured.mkdir(parents=True)
+    everything = [ids.tolist() for ids in data.load_tokens(online)["input_ids"]]
+    save(captured / "chatcmpl-1.safetensors", everything[1])
+
+    def generate(_run: Run, _server: Any, store: Path, missing: Any, say: Any) -> None:
+        asked.extend(ids.tolist() for ids in missing["input_ids"])
+        for number, ids in enumerate(missing["input_ids"]):
+            save(store / f"hs_{number}.safetensors", ids.tolist())
+
+    monkeypatch.setattr(hidden_states, "_generate", generate)
+    hidden_states.extract(online, server, LAYERS, HIDDEN, lambda *_: None)
+    assert asked == [everything[0], everything[3]]
+    names = ["hs_0.safetensors", "hs_3.safetensors"]
+    assert sorted(path.name for path in online.path("hidden_states").glob("hs_*")) == names
+    assert sorted(read_json(online.path("hidden_states", "files.json"), "")) == names
+    assert online.fact("extraction.mode") == "online"
+    assert online.fact("extraction.tokens") == rows[0].length + rows[3].length
+    assert not online.path(hidden_states.CAPTURE).exists()
+    hidden_states.require_intact(online)
+    with pytest.raises(KitError, match="another extraction_mode"):
+        hidden_states.extract(Run(run.params, run.stage), server, LAYERS, HIDDEN, lambda *_: None)
 
 
 def test_states_of_other_layers_are_captured_elsewhere(run: Run) -> None:
@@ -78,7 +127,7 @@ def test_statistics_have_known_values(run: Run, rows: list[data.Row]) -> None:
     for index, row in enumerate(rows):
         states = torch.arange(1.0, 5.0)[None, :, None].expand(row.length, 4, HIDDEN).contiguous()
         save(hidden_states.state_file(folder, index), tokens[index]["input_ids"].tolist(), hidden_states=states)
-    wrong, described = hidden_states.verify(folder, rows, tokens, LAYERS, HIDDEN)
+    wrong, described = hidden_states.verify(folder, range(len(rows)), tokens, LAYERS, HIDDEN)
     assert not wrong
     assert described["positions"] == sum(row.length for row in rows)
     for slot, layer in enumerate(described["layers"]):
@@ -94,7 +143,7 @@ def test_damaged_files_are_found_by_size_and_checksum(run: Run) -> None:
     folder.mkdir()
     for index in range(4):
         save(hidden_states.state_file(folder, index), [1, 2])
-    write_json(folder / "files.json", hidden_states._digests(folder, 4))
+    write_json(folder / "files.json", hidden_states._digests(folder, range(4)))
     hidden_states.require_intact(run)
     content = bytearray((folder / "hs_1.safetensors").read_bytes())
     content[-1] ^= 1

@@ -217,6 +217,8 @@ VIOLATIONS: dict[str, dict[str, Any]] = {
     "conversation_fits_server": {"data_seq_length": 2048, "train_pack_tokens": 2048, "serve_max_model_len": 1024},
     "evaluation_fits_server": {"eval_max_tokens": 1024, "serve_max_model_len": 1024},
     "fp8_passes_golden": {"extraction_storage": "fp8"},
+    "online_asks_vllm": {"extraction_mode": "online", "extraction_engine": "transformers"},
+    "online_fits_gpus": {"extraction_mode": "online", "gpu_count": 8, "serve_tensor_parallel": 8},
     "speed_has_prompts": {"eval_speed_concurrency": 16, "eval_speed_prompts": 8},
     "speed_fits_server": {"eval_speed_concurrency": 8, "serve_max_num_seqs": 4},
     "sweep_loads_fit_server": {"eval_sweep": True, "serve_max_num_seqs": 8},

@@ -283,6 +283,42 @@ def test_one_byte_a_number_is_named_where_it_fits(free: int, fits: bool, tmp_pat
     assert not any("fp8" in str(problem.fix) for problem in rounded.problems())
 
 
+ONLINE: dict[str, Any] = {"extraction_mode": "online", "train_processes": 4, "serve_tensor_parallel": 4}
+
+
+def test_online_is_named_with_what_it_needs(tmp_path: Path) -> None:
+    """100,000 held-out tokens, eight rows of 1,000 for the golden check and eight on their way: 116,000 of 57,344 B."""
+    params, disk = kimi(target_model="/models/k25", runs_dir=str(tmp_path)), Disk(used=0, free=300 * 10**9)
+    local = dataclasses.replace(K25, source="/models/k25")
+    work = plan.counted([*rows(20_000, 1000), *rows(100, 1000, "heldout")])
+    refused = str(plan.plan(params, local, work, disk).problems()[0].fix)
+    assert "extraction_mode: online (6.65 GB of states, with train_processes and serve_tensor_parallel together" in refused
+    fits = params.replace(train_processes=4, serve_tensor_parallel=4)
+    assert "online (6.42 GB of states)" in str(plan.plan(fits, local, work, disk).problems()[0].fix)
+    assert "online" not in str(plan.plan(params.replace(extraction_engine="transformers"), local, work, disk).problems()[0].fix)
+    online = plan.plan(params.replace(**ONLINE), local, work, disk)
+    assert online.problems() == []
+    assert online.value("hidden_states.bytes") == (100_000 + 12_000) * 57_344
+
+
+def test_online_more_or_shorter_training_prompts_are_no_remedy(tmp_path: Path) -> None:
+    params = kimi(target_model="/models/k25", runs_dir=str(tmp_path)).replace(**ONLINE)
+    work = plan.counted([*rows(20_000, 1000), *rows(1000, 1000, "heldout")])
+    refused = str(plan.plan(params, dataclasses.replace(K25, source="/models/k25"), work, Disk(0, 50 * 10**9)).problems()[0].fix)
+    assert "online" not in refused
+    assert "data_train_prompts" not in refused
+
+
+def test_online_every_epoch_extracts_again() -> None:
+    params = Params(train_epochs=3)
+    work = plan.counted([*rows(100, 200), *rows(10, 200, "heldout")])
+    offline, online = (plan.plan(params.replace(extraction_mode=mode), SMALL, work, EMPTY) for mode in ("offline", "online"))
+    once = offline.value("minutes.hidden_states") * 100 / 110
+    assert online.value("minutes.training") == pytest.approx(offline.value("minutes.training") + 3 * once)
+    assert (offline.value("server.starts"), online.value("server.starts")) == (4, 6)
+    assert "every epoch extracts anew" in online["minutes.training"].how
+
+
 def test_states_that_the_server_has_captured_need_no_room_either(tmp_path: Path) -> None:
     params = Params(runs_dir=str(tmp_path), run_name="again")
     before = plan.plan(params, SMALL, counted(10, 100), EMPTY).value("disk.needed")

@@ -100,7 +100,7 @@ def test_a_file_stored_in_another_form_than_the_trainer_is_told_is_named(
         form = stored if index == 1 else wanted
         states = torch.randn(row.length, len(LAYERS), HIDDEN)
         save_file(state_files.tensors(states, tokens[index]["input_ids"], form), hidden_states.state_file(folder, index))
-    wrong, described = hidden_states.verify(folder, rows, tokens, LAYERS, HIDDEN, wanted)
+    wrong, described = hidden_states.verify(folder, range(len(rows)), tokens, LAYERS, HIDDEN, wanted)
     assert wrong == {1: f"stored as {stored}, wanted {wanted}"}
     assert described["layers"][0]["std"] == pytest.approx(1, abs=0.3)
 
@@ -149,7 +149,8 @@ def test_the_tool_is_not_asked_to_validate_what_it_cannot_read(
             hidden_states, "run_tool", lambda _name, command, *_, to=storage, **__: commands.update({to: command})
         )
         other = Run(run.params.replace(extraction_storage=storage, **limits), "unit")
-        hidden_states._generate(other, engine, run.path("hidden_states"), 1, lambda *_: None)
+        missing: Any = SimpleNamespace(save_to_disk=lambda _: None)
+        hidden_states._generate(other, engine, run.path("captured"), missing, lambda _: None)
     assert ("--validate-outputs" in commands["native"], "--validate-outputs" in commands["fp8"]) == (True, False)
 
 

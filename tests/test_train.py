@@ -1,11 +1,14 @@
 """The trainer's command line, its log, and checkpoints that a kill cut short."""
 
+import contextlib
 import json
 import logging
 import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +20,12 @@ from hs_connectors import HiddenStatesBackend
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3kit import compat, hidden_states, train
+from eagle3kit import access, compat, hidden_states, train
 from eagle3kit.data import load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
 from eagle3kit.rundir import Run, write_json
+from eagle3kit.server import Server
 from eagle3kit.trainer import JsonLines, orthogonalize, row_of, simulated_al, unmark_before_saving
 
 
@@ -286,6 +290,60 @@ def test_the_command_takes_shape_and_vocabulary_from_the_run(tmp_path: Path) -> 
     assert "torch.distributed.run" not in command
 
 
+ASKED: Any = SimpleNamespace(url="http://127.0.0.1:1")
+"""A server, as far as a command line names it."""
+
+
+def test_online_the_trainer_asks_the_server_and_bears_no_failure(tmp_path: Path) -> None:
+    run = prepared(tmp_path, stall_timeout_s=77)
+    command = train.command(run, "/model", "cpu", ASKED)
+    found = flags(command)
+    assert (found["on-missing"], found["vllm-endpoint"], found["request-timeout"]) == ("generate", "http://127.0.0.1:1/v1", "77")
+    assert found["max-consecutive-generation-failures"] == "1"
+    assert command[command.index("--store") + 1] == str(run.path(hidden_states.CAPTURE))
+    assert command.index("--store") < command.index("--")
+    offline = train.command(run, "/model", "cpu")
+    assert "vllm-endpoint" not in flags(offline)
+    assert "--store" not in offline
+
+
+@pytest.mark.parametrize("ends", ["well", "in an error"])
+def test_online_a_server_runs_beside_the_trainer_on_the_next_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    run = prepared(tmp_path, extraction_mode="online", device="cuda", gpu_count=3, serve_tensor_parallel=2)
+    with run.step("hidden_states", {"layers": [1, 2, 3, 4]}):
+        pass
+    log: list[str] = []
+    monkeypatch.setattr(Server, "ensure", lambda self: log.append(self.variables["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(Server, "stop", lambda self: log.append("stopped"))
+    run.path(hidden_states.CAPTURE, "left").mkdir()
+    with contextlib.suppress(ZeroDivisionError), train.online_server(run, "/model", "cuda") as server:
+        assert server is not None
+        assert "[1, 2, 3, 4]" in " ".join(server.engine.arguments)
+        environment = train._environment(run, "cuda", server)
+        assert environment["CUDA_VISIBLE_DEVICES"] == "4"
+        assert environment[access.KEY] == server.secret[access.KEY]
+        if ends != "well":
+            raise ZeroDivisionError
+    assert log == ["5,6", "stopped"]
+    assert not run.path(hidden_states.CAPTURE).exists()
+
+
+def test_offline_no_server_runs(tmp_path: Path) -> None:
+    with train.online_server(prepared(tmp_path), "/model", "cpu") as server:
+        assert server is None
+
+
+def test_online_a_server_that_ended_ends_training(tmp_path: Path) -> None:
+    def gone() -> None:
+        raise KitError("the vLLM server 'extraction' ended")
+
+    with pytest.raises(KitError, match="ended"):
+        train._look(tmp_path / "log.jsonl", lambda _: None, cast(Any, SimpleNamespace(require_alive=gone)))
+
+
 def test_states_of_one_byte_are_read_by_the_reader_that_knows_their_scales(tmp_path: Path) -> None:
     limits = {"golden_min_top1": 0.93, "golden_max_mae": 0.1, "golden_max_layer_error": 0.05}
     assert "hidden-states-backend" not in flags(train.command(prepared(tmp_path), "/model", "cpu"))
@@ -330,11 +388,11 @@ def test_rows_are_packed_whole() -> None:
 
 
 def test_compat_looks_for_the_options_of_this_command_line(tmp_path: Path) -> None:
-    given = flags(train.command(prepared(tmp_path, train_optimizer="muon"), "/model", "cpu"))
-    assert set(given) - {"hidden-states-path"} == set(compat.TRAINER_OPTIONS)
-    assert {name: given[name] for name, choice in compat.TRAINER_OPTIONS.items() if choice} == {
-        name: choice for name, choice in compat.TRAINER_OPTIONS.items() if choice
-    }
+    run = prepared(tmp_path, train_optimizer="muon")
+    both = [flags(train.command(run, "/model", "cpu", server)) for server in (None, ASKED)]
+    assert {*both[0], *both[1]} - {"hidden-states-path"} == set(compat.TRAINER_OPTIONS)
+    for name, choices in compat.TRAINER_OPTIONS.items():
+        assert not choices or {given[name] for given in both if name in given} == {*choices}
 
 
 def finished(tmp_path: Path, **changes: object) -> tuple[Run, Path, Path]:
