@@ -46,9 +46,8 @@ CURVE = tuple(range(1, 9))
 """Draft lengths whose acceptance is asked for."""
 
 LOSSLESS_PROMPTS, FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 16, 4, 48, 4
-BENCH_PROMPTS = 32
-SPEED_PROMPTS = 2
-"""Answers of one speed measurement, or as many as run at a time."""
+BENCH_PROMPTS, SPEED_PROMPTS = 16, 2
+"""Answers that acceptance is counted over at each draft length, and of one speed measurement (or as many as run at a time)."""
 ALPHA = 0.001
 """At temperature 1: a test that finds this probability says that speculation changed the distribution."""
 
@@ -277,7 +276,7 @@ class Sweep:
             count = min(self.prompt_count, max(SPEED_PROMPTS, load))
             timed = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=load)
             inputs = {"eval_sweep_tokens": p.eval_sweep_tokens}
-            for repeat in range(p.eval_repeats * (2 if load == 1 else 1)):  # the shortest measurements, and so the noisiest
+            for repeat in range(p.eval_repeats):
                 name = f"speed/{whose}c{load}-r{repeat + 1}"
                 cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, inputs, timed))
         return cells
