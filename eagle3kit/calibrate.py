@@ -25,7 +25,7 @@ from eagle3kit.speedup import COMPUTE_SHARE, Constants, Setup, active_parameters
 
 TOKENS = (1, 2, 4, 8, 16)
 """Requests of the timed steps, and so their tokens."""
-STEPS, REPEATS = 8, 5
+STEPS, REPEATS = 8, 4
 """Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative step."""
 PROMPTS = (16, 128)
 """Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
