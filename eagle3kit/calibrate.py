@@ -46,7 +46,7 @@ def step_times(
     found = {}
     for n in (count for count in counts if count <= len(prompts)):
         (short, few), (long, many) = (_timed(server, prompts[:n], tokens, extra) for tokens in (2, 2 + STEPS))
-        found[n] = max(0.0, long - short) / max(1, many - few)
+        found[n] = max(1e-9, long - short) / max(1, many - few)  # noise must not make it a divisor of 0
     return found
 
 

@@ -46,6 +46,12 @@ def test_a_step_is_timed_without_what_precedes_it(monkeypatch: pytest.MonkeyPatc
     assert calibrate.step_times(server(monkeypatch, 3.0, 0.08, 2), [[1, 2]], (1,), {}) == {1: pytest.approx(0.08)}
 
 
+def test_noise_makes_no_step_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are divided by: a longer answer that came back sooner than a short one must not end a sweep."""
+    (seconds,) = calibrate.step_times(server(monkeypatch, 3.0, -0.1, 1), [[1, 2]], (1,), {}).values()
+    assert seconds > 0
+
+
 def test_no_timed_prompt_finds_the_cache_of_another() -> None:
     asked: list[tuple[int, str]] = []
 
