@@ -17,16 +17,15 @@ from typing import Any
 from eagle3kit import devices, evaluate, hidden_states, hub, materialize, reference, simulate, state_files, target, train
 from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.hidden_states import state_file
-from eagle3kit.params import load_file
+from eagle3kit.params import FP8_LIMITS, load_file
 from eagle3kit.rundir import Run
 
 STAGE = "benchmark"
-LIMITS = {"golden_min_top1": 0.93, "golden_max_mae": 0.1, "golden_max_layer_error": 0.05}
 
 
 def rounded_run(native: Run, model: str | Path, layers: Sequence[int], hidden_size: int, device: str) -> Run:
     """A run with the same rows, config and vocabulary, and the states of `native` in fp8, adopted as if a server wrote them."""
-    run = Run(native.params.replace(run_name=f"{native.name}-fp8", extraction_storage="fp8", **LIMITS), STAGE)
+    run = Run(native.params.replace(run_name=f"{native.name}-fp8", extraction_storage="fp8", **FP8_LIMITS), STAGE)
     for step in ("config", "data", "vocab"):
         shutil.copytree(native.root / step, run.root / step, dirs_exist_ok=True)
     if not (run.root / "hidden_states" / "manifest.json").exists():
@@ -62,8 +61,7 @@ def agreement(native: Run, run: Run, model: str | Path, layers: Sequence[int], e
     for index in sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)}):
         ids = tokens[index]["input_ids"]
         exact, eight = (state_files.read(state_file(r.path("hidden_states"), index))["hidden_states"] for r in (native, run))
-        normed = torch.nn.functional.rms_norm(exact[:-1, -1].float(), norm.shape, norm, eps)
-        logprobs = (normed @ head.T).log_softmax(-1)
+        logprobs = hidden_states.predictions(exact[:-1, -1], head, norm, eps)
         served = zip(logprobs.argmax(-1).tolist(), logprobs.gather(1, ids[1:, None])[:, 0].tolist(), strict=True)
         row_hits, row_error = hidden_states.compare(eight[:, -1], head, norm, eps, ids, served)
         hits, error, positions = hits + row_hits, error + row_error, positions + len(ids) - 1

@@ -13,6 +13,7 @@ taken from what happened, not from a template.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import unicodedata
@@ -62,6 +63,15 @@ class Prompt:
     def normalized(self) -> str:
         """Its letters and digits alone (see `normalized`): equal for prompts that differ in nothing that matters."""
         return normalized("".join(text for _, text in self.turns))
+
+    @property
+    def asked(self) -> Iterator[bytes]:
+        """What each of its answers answers: a digest of the normalized turns up to each of the user's."""
+        text = hashlib.blake2b(digest_size=16)
+        for role, turn in self.turns:
+            text.update(normalized(turn).encode())
+            if role == "user":
+                yield text.copy().digest()
 
 
 @dataclass(frozen=True)
@@ -169,8 +179,8 @@ def messages_of(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
     """The prompts that `data_source` names, training ones first, and what was dropped for which reason.
 
-    A source without a split of its own is split by a seeded choice. A held-out prompt whose normalized text is also among the
-    training prompts is dropped from training.
+    A source without a split of its own is split by a seeded choice. A training prompt is dropped that asks, in any of its turns,
+    what a held-out one asks: the answer that is measured would have been learnt.
 
     Raises:
         KitError: the source cannot be read, or one of the two splits is empty.
@@ -194,11 +204,11 @@ def load_prompts(params: Params) -> tuple[list[Prompt], Counter[str]]:
         ids.update(unique)
         prompts[split] = [prompt for prompt in prompts[split] if unique.get(prompt.id) is prompt]
     dropped = +dropped  # without the zeros
-    heldout_texts = {prompt.normalized for prompt in prompts["heldout"]}
-    overlapping = [prompt for prompt in prompts["train"] if prompt.normalized in heldout_texts]
-    if overlapping:
-        dropped["also among the held-out prompts"] += len(overlapping)
-        prompts["train"] = [prompt for prompt in prompts["train"] if prompt.normalized not in heldout_texts]
+    measured = {text for prompt in prompts["heldout"] for text in prompt.asked}
+    apart = [prompt for prompt in prompts["train"] if measured.isdisjoint(prompt.asked)]
+    if overlapping := len(prompts["train"]) - len(apart):
+        dropped["also among the held-out prompts"] += overlapping
+        prompts["train"] = apart
     require_account("prompts", lines, sum(map(len, prompts.values())), dropped)
     chosen: list[Prompt] = []
     for split, limit in (("train", params.data_train_prompts), ("heldout", params.data_heldout_prompts)):
@@ -419,20 +429,27 @@ def take_given(run: Run, model: str, prompts: Sequence[Prompt]) -> None:
     """Write the source's own answers as responses: off-policy rows, rendered by the target's chat template.
 
     speculators' `prepare-data` does the same through a server, but shuffles the rows and drops their ids, so that prompts of the
-    held-out split could not be told from the others.
+    held-out split could not be told from the others. What the template refuses gives no row; `build_rows` counts it.
 
     Raises:
-        KitError: the template refuses a conversation.
+        KitError: the template refuses every conversation.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=run.params.trust_remote_code)
     write_prompts(run.path("data", "prompts.jsonl"), prompts)
-    lines = (
-        json.dumps({"id": f"{prompt.id}_gen{number}", "primary_id": prompt.id, **row})
-        for prompt in prompts
-        for number, row in enumerate(rows_of(tokenizer, prompt.given))
-    )
+    lines, refused = [], None
+    for prompt in prompts:
+        try:
+            rows = rows_of(tokenizer, prompt.given)
+        except KitError as error:
+            refused = error
+            continue
+        lines += [
+            json.dumps({"id": f"{prompt.id}_gen{number}", "primary_id": prompt.id, **row}) for number, row in enumerate(rows)
+        ]
+    if refused and not lines:
+        raise refused
     write_atomic(run.path("data", "responses.jsonl"), "".join(f"{line}\n" for line in lines))
 
 
@@ -508,7 +525,8 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
     came = Counter(row["primary_id"] for row in answers)
     missing = set(by_id) - set(came)
     if missing:
-        lost[f"the {'target' if p.data_regenerate else 'source'} gave no answer"] += sum(map(wanted.__getitem__, missing))
+        why = "the target gave no answer" if p.data_regenerate else "the source gives no answer that the chat template takes"
+        lost[why] += sum(map(wanted.__getitem__, missing))
         if p.data_regenerate and len(missing) > max(1, MAX_UNANSWERED * len(prompts)):
             raise KitError(
                 "the target left too many prompts without an answer",

@@ -121,6 +121,8 @@ def target(e: Evidence) -> str:
 def _data(e: Evidence) -> Line:
     source = e.param("data_source")
     own = "the prompts that come with the kit"
+    written = {"True": "answered by the target itself", "False": "answered by the source, not by the target"}
+    by = written.get(str(e.value("data.on_policy")), "whose answers are of unknown origin")
     where = (
         "prompts of unknown origin" if source is None else own if source == "builtin" else f"the prompts of {short(source, 60)}"
     )
@@ -130,7 +132,7 @@ def _data(e: Evidence) -> Line:
     return Line(
         "Data",
         "ok" if known else "unknown",
-        f"{e.count('data.train_tokens', 'training tokens').capitalize()} that the target wrote itself, from {where}; "
+        f"{e.count('data.train_tokens', 'tokens').capitalize()} in training rows, from {where}, {by}; "
         f"{e.count('data.heldout_prompts', 'prompts')} held out; {lost}",
     )
 

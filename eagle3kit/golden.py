@@ -7,26 +7,32 @@ cross_check/answers.json    the last layer of every row against the answer that 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3kit import reference, state_files
+from eagle3kit import hidden_states, reference, state_files
 from eagle3kit.data import MADE_BY, load_rows, load_tokens
 from eagle3kit.errors import KitError
-from eagle3kit.hidden_states import head_and_norm, kept_rows, load_states, state_file
+from eagle3kit.hidden_states import CAPTURE, head_and_norm, kept_rows, load_states, reopen_for_new, state_file
 from eagle3kit.hub import local_folder
-from eagle3kit.rundir import Run, read_json, write_json
+from eagle3kit.rundir import Run, file_digest, read_json, write_json
 from eagle3kit.server import Server
 
 if TYPE_CHECKING:
     import torch
 
 
-def require_uncached(server: Server) -> None:
+def require_uncached(server: Server, spoiled: Sequence[str] = ("hidden_states", CAPTURE)) -> None:
     """Refuse to extract from a server with a prefix cache: a position found there is not computed, so nothing records its state.
 
-    `serve_extra_args` come after the engine's own arguments and win; a running server's counters have the last word.
+    `serve_extra_args` come after the engine's own arguments and win; a running server's counters have the last word. They are
+    gone with the server, so what was made with it is deleted: the next run would take it for good.
+
+    Args:
+        server: the server that extracts. spoiled: folders of the run that hold what was made with its states.
 
     Raises:
         KitError: prefix caching is on, or positions came out of it.
@@ -37,14 +43,16 @@ def require_uncached(server: Server) -> None:
     metrics = server.metrics() if server.running else ""
     last = [word for word in (*engine.arguments, *extra) if re.fullmatch(r"--(no-)?enable[-_]prefix[-_]caching", word)][-1:]
     hits = sum(float(number) for number in re.findall(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", metrics, re.MULTILINE))
+    for name in spoiled if hits else ():
+        shutil.rmtree(server.run.root / name, ignore_errors=True)
     if hits or last != ["--no-enable-prefix-caching"]:
         raise KitError(
             "hidden states would be extracted with prefix caching on: states of cached positions are not computed",
-            seen=f"{hits:.0f} positions from the cache"
+            seen=f"{hits:.0f} positions from the cache; {' and '.join(spoiled)} of the run deleted"
             if hits
             else " ".join(last) or "neither on nor off, and on is vLLM's default",
             wanted="--no-enable-prefix-caching",
-            fix="take it out of serve_extra_args, delete the run's hidden_states folder, and run notebook 03 again",
+            fix="take it out of serve_extra_args and run the notebook again",
         )
 
 
@@ -64,14 +72,16 @@ def cross_check(
     """
     p = run.params
     step = run.step("cross_check", {"hidden_states": run.digest("hidden_states", MADE_BY), "samples": p.golden_samples})
+    reopen_for_new(run, step)
     if not step.done:
         with step:
             folder = local_folder(model, p.target_revision)
             head, norm = head_and_norm(folder)
-            write_json(step.folder / "layers.json", against_transformers(run, folder, layers, head.shape[1]))
+            write_json(step.folder / "layers.json", against_transformers(run, folder, layers, head, norm, eps))
             write_json(step.folder / "answers.json", answers(run, head, norm, eps))
             judge(run, step.folder)  # a failed check is not finished
             _record(run, step.folder)
+            step.outputs = {"files": file_digest(run.path("hidden_states", "files.json"))}
     for name, found in (results := judge(run, step.folder)).items():
         say(f"cross-check of the {name}: {found.get('reason') or 'passed at ' + str(found['positions']) + ' positions'}")
     return results
@@ -100,8 +110,13 @@ def _record(run: Run, folder: Path) -> None:
         run.record("data.off_policy_tokens", 1 - own["agree"], "share", source)
 
 
-def against_transformers(run: Run, folder: Path, layers: Sequence[int], hidden_size: int) -> dict[str, Any]:
+def against_transformers(
+    run: Run, folder: Path, layers: Sequence[int], head: torch.Tensor, norm: torch.Tensor, eps: float
+) -> dict[str, Any]:
     """Hold the slots of the shortest rows against transformers, as far as memory allows: `reference.score`, or `{"reason"}`.
+
+    Args:
+        head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm weight with `eps`.
 
     Raises:
         KitError: a file is damaged.
@@ -117,11 +132,12 @@ def against_transformers(run: Run, folder: Path, layers: Sequence[int], hidden_s
     samples = []
     for index in shortest:
         ids = tokens[index]["input_ids"]
-        states, wrong = load_states(state_file(run.path("hidden_states"), index), ids, len(layers), hidden_size)
+        states, wrong = load_states(state_file(run.path("hidden_states"), index), ids, len(layers), head.shape[1])
         if states is None:
             raise KitError(f"hidden states of row {index}: {wrong}", fix=f"run notebook {MADE_BY} again")
         samples.append((ids, states))
-    return reference.score(folder, p.target_dtype, samples, layers, p.trust_remote_code)
+    predict = partial(hidden_states.predictions, head=head, norm=norm, eps=eps)
+    return reference.score(folder, p.target_dtype, samples, layers, predict, p.trust_remote_code)
 
 
 REFERENCE_ROWS = 3
@@ -176,8 +192,6 @@ def score_rows(
     Args:
         count: supervised tokens of a row to look at, at most. head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm with `eps`.
     """
-    import torch
-
     tokens = load_tokens(run)
     found: dict[int, tuple[int, int, float]] = {}
     for index in indices:
@@ -186,8 +200,7 @@ def score_rows(
         states = state_files.read(state_file(run.path("hidden_states"), index), [position - 1 for position in at])[
             "hidden_states"
         ][:, -1]
-        normed = torch.nn.functional.rms_norm(states.float(), (head.shape[1],), norm, eps)
-        logprobs, written = (normed @ head.T).log_softmax(-1), row["input_ids"][at]
+        logprobs, written = hidden_states.predictions(states, head, norm, eps), row["input_ids"][at]
         nll = -float(logprobs.gather(1, written[:, None]).sum())
         found[index] = int((logprobs.argmax(-1) == written).sum()), len(at), nll
     return found
@@ -212,5 +225,5 @@ def require_own_answers(result: Mapping[str, Any]) -> None:
             f"the hidden states of {len(poor)} of {result['rows']} rows are not those of their answers",
             seen=f"rows {named}: the target's own tokens are the most likely ones at {poor[0]['agree']:.0%} of the positions",
             wanted=f"at least {LEAST_AGREEMENT:.0%} in every row",
-            fix="were files swapped, or rows made with another target? Run notebook 03 again with force: true",
+            fix=f"were files swapped, or rows made with another target? Then {state_files.AGAIN}",
         )

@@ -32,7 +32,7 @@ from eagle3kit.errors import KitError
 from eagle3kit.hub import local_folder
 from eagle3kit.params import Params
 from eagle3kit.process import run_tool
-from eagle3kit.rundir import Run, file_digest, read_json, value_digest, write_json
+from eagle3kit.rundir import Run, Step, file_digest, read_json, value_digest, write_json
 from eagle3kit.server import Server
 from eagle3kit.target import describe
 
@@ -378,13 +378,14 @@ def golden(
         KitError: below `golden_min_top1` or above `golden_max_mae`; the message says whether another slot fits better.
     """
     step = run.step("golden", {"hidden_states": run.digest("hidden_states", MADE_BY), "samples": run.params.golden_samples})
+    reopen_for_new(run, step)
     if not step.done:
         with step:
             server.ensure()
             result = score(run, server, model, layers, eps)
             write_json(step.folder / "golden.json", result)
             shutil.rmtree(run.path(CAPTURE), ignore_errors=True)
-            step.outputs = {"positions": result["positions"]}
+            step.outputs = {"positions": result["positions"], "files": file_digest(run.path("hidden_states", "files.json"))}
             run.record_all(
                 {"extraction.golden_top1": (result["top1"], "share"), "extraction.golden_mae": (result["mae"], "nats")},
                 f"{result['positions']} positions of {result['sequences']} sequences against the log-probabilities of "
@@ -395,6 +396,12 @@ def golden(
     judge(result, run.params.golden_min_top1, run.params.golden_max_mae)
     say(f"golden check: top-1 {result['top1']:.1%} of {result['positions']} positions, mean error {result['mae']:.1e} nats")
     return dict(result)
+
+
+def reopen_for_new(run: Run, step: Step) -> None:
+    """Have a finished check of the states made again where a file was made anew since: `Run.digest` knows only their sizes."""
+    if step.done and step.outputs.get("files") != file_digest(run.path("hidden_states", "files.json")):
+        step.reopen()
 
 
 def judge(result: Mapping[str, Any], min_top1: float, max_mae: float) -> None:
@@ -411,7 +418,7 @@ def judge(result: Mapping[str, Any], min_top1: float, max_mae: float) -> None:
         "golden check failed: the extracted last-layer states do not give the engine's own distribution",
         seen=f"top-1 {result['top1']:.3f}, mean error {result['mae']:.2g} nats{hint}",
         wanted=f"top-1 at least {min_top1} (golden_min_top1), mean error at most {max_mae} (golden_max_mae)",
-        fix="check aux_layers and the vLLM version, then run with force: true",
+        fix=f"check aux_layers and the vLLM version, then {state_files.AGAIN}",
     )
 
 
@@ -466,9 +473,7 @@ def compare(
         head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm weight with `eps`.
         served: what `prompt_logprobs` returned for `ids [T]`.
     """
-    x = states[:-1].float()
-    x = x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * norm
-    logprobs = (x @ head.T).log_softmax(-1)
+    logprobs = predictions(states[:-1], head, norm, eps)
     best = logprobs.argmax(-1).tolist()
     of_next = logprobs.gather(1, ids[1:, None])[:, 0].tolist()
     hits, error = 0, 0.0
@@ -476,6 +481,17 @@ def compare(
         hits += mine == theirs
         error += min(abs(my_logprob - their_logprob), 1e6) if math.isfinite(their_logprob) else 1e6
     return hits, error
+
+
+def predictions(states: torch.Tensor, head: torch.Tensor, norm: torch.Tensor, eps: float) -> torch.Tensor:
+    """Log-probabilities `[T, vocab]` of the tokens that follow last-layer states `[T, hidden]`: `log_softmax(lm_head(norm(h)))`.
+
+    Args:
+        head: `[vocab, hidden]`. norm: `[hidden]`, RMSNorm weight with `eps`.
+    """
+    import torch
+
+    return (torch.nn.functional.rms_norm(states.float(), norm.shape, norm, eps) @ head.T).log_softmax(-1)
 
 
 def head_and_norm(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,7 +56,7 @@ def materialize(params: Params, cache: Path | None = None, say: Callable[[str], 
 
 
 def _bring_smollm2(root: Path, params: Params, say: Callable[[str], None]) -> tuple[str, str]:
-    with locked(root / f".{SMOLLM2}.lock", wait=True, busy=""):
+    with locked(root / f".{SMOLLM2}.lock", wait=True, busy="it brings the same target here", say=say):
         found = target_cache.find(SMOLLM2, root)
         if found is not None:
             return str(check_folder(found)), f"made earlier on this machine: {target_cache.origin(found)}"
@@ -78,7 +78,7 @@ def _bring_smollm2(root: Path, params: Params, say: Callable[[str], None]) -> tu
 def _build_tiny(root: Path, params: Params, dtype: tiny.DType, say: Callable[[str], None]) -> tuple[str, str]:
     tokenizer, _ = _bring_smollm2(root, params, say)
     folder = root / f"{TINY}-{dtype}-seed{params.seed}-f{target_cache.FORMAT}.{tiny.FORMAT}"
-    with locked(root / f".{TINY}.lock", wait=True, busy=""):
+    with locked(root / f".{TINY}.lock", wait=True, busy="it builds the same target", say=say):
         if not (folder / target_cache.ORIGIN).exists():
             say("Building the Kimi-K2.5 miniature, once on this machine (about 15 seconds).")
             _make(folder, ["tiny", tokenizer, "--seed", str(params.seed), "--dtype", dtype], params)

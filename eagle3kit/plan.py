@@ -16,15 +16,15 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from eagle3kit import layers, recipe
 from eagle3kit.data import Row, load_prompts
 from eagle3kit.errors import KitError
-from eagle3kit.params import Params
+from eagle3kit.params import FP8_LIMITS, Params
 from eagle3kit.rundir import project_path, total_bytes
 from eagle3kit.speedup import COMPUTE_SHARE, Hardware, Setup, active_parameters, hardware_presets, served_bytes
 from eagle3kit.target import SMOLLM2, Target
@@ -120,15 +120,16 @@ class Workload:
         return self.train_tokens + self.heldout_tokens
 
 
-def workload(params: Params, train_prompts: int | None = None) -> Workload:
-    """The work that the parameters ask for, before anything is tokenised.
+def workload(params: Params, train_prompts: int | None = None, tokens_in: Callable[[str], float] | None = None) -> Workload:
+    """The work that the parameters ask for, before anything is answered.
 
-    The built-in prompts and local files are read. A hub data set is not: there the lengths are assumed too, and
-    `data_train_prompts` must say how many.
+    The built-in prompts and local files are read. A hub data set is read only to count its tokens: otherwise the lengths are
+    assumed too, and `data_train_prompts` must say how many. Each answer of a conversation makes a row, with all that precedes it.
 
     Args:
         params: `data_source`, the numbers of prompts, the longest answer and conversation.
         train_prompts: reckon with so many training prompts of assumed length, whatever the source has.
+        tokens_in: counts the tokens of a text (`template.token_counter`); by default they are guessed from its length.
 
     Raises:
         KitError: the number of prompts cannot be known, or the prompts cannot be read.
@@ -137,7 +138,7 @@ def workload(params: Params, train_prompts: int | None = None) -> Workload:
     answer = min(most, ANSWER_TOKENS)
     path = Path(params.data_source).expanduser()
     local = params.data_source == "builtin" or path.exists() or path.suffix in (".jsonl", ".json")
-    if train_prompts is not None or not local:
+    if train_prompts is not None or not (local or tokens_in):
         train = train_prompts or params.data_train_prompts
         if not train:
             raise KitError(
@@ -152,14 +153,17 @@ def workload(params: Params, train_prompts: int | None = None) -> Workload:
         return Workload(train, heldout, train * each, heldout * each, n * answer, n * longest, how)
     tokens, count, answers, upper = {"train": 0, "heldout": 0}, {"train": 0, "heldout": 0}, 0, 0
     for prompt in load_prompts(params)[0]:
-        asked = math.ceil(sum(len(text) for _, text in prompt.turns) / CHARACTERS_PER_TOKEN) + TEMPLATE_TOKENS
+        asked, users = float(TEMPLATE_TOKENS), 0
         count[prompt.split] += 1
-        tokens[prompt.split] += min(longest, asked + prompt.users * answer)
-        upper += min(longest, asked + prompt.users * most)
-        answers += prompt.users * answer
-    how = (
-        f"expected: {CHARACTERS_PER_TOKEN:g} characters a token, {TEMPLATE_TOKENS} for the template, answers of {answer} assumed"
-    )
+        for role, text in prompt.turns:
+            asked += tokens_in(text) if tokens_in else len(text) / CHARACTERS_PER_TOKEN
+            if role == "user":
+                users += 1
+                tokens[prompt.split] += min(longest, math.ceil(asked) + users * answer)
+                upper += min(longest, math.ceil(asked) + users * most)
+        answers += users * answer
+    asked_for = "tokens of the prompts counted" if tokens_in else f"{CHARACTERS_PER_TOKEN:g} characters a token"
+    how = f"expected: {asked_for}, {TEMPLATE_TOKENS} for the template, answers of {answer} assumed"
     return Workload(count["train"], count["heldout"], tokens["train"], tokens["heldout"], answers, upper, how)
 
 
@@ -334,6 +338,7 @@ class Plan:
         params, target, work, hardware: what it was made from.
         items: every estimate by name, in the order of the table.
         disk: the file system of `runs_dir`.
+        captured: where the server writes states, if that is known.
     """
 
     params: Params
@@ -342,6 +347,7 @@ class Plan:
     hardware: Hardware
     items: dict[str, Estimate]
     disk: Disk
+    captured: Path | None = None
 
     def __getitem__(self, name: str) -> Estimate:
         return self.items[name]
@@ -425,7 +431,8 @@ class Plan:
         n_aux, kept = drafter_shape(p, self.target)["aux"], stored_tokens(p, self.work)
         rounded = kept * bytes_per_token(self.target, n_aux, p.target_dtype, "fp8")
         if p.extraction_storage == "native" and rounded <= room:
-            remedy += ", or extraction_storage: fp8"
+            limits = ", ".join(f"{name}: {value:g}" for name, value in FP8_LIMITS.items())
+            remedy += f", or extraction_storage: fp8 (with {limits})"
         few = stored_tokens(p.model_copy(update={"extraction_mode": "online"}), self.work) * states // kept
         if p.extraction_mode == "offline" and p.extraction_engine == "vllm" and few <= room:
             both = p.train_processes + p.serve_tensor_parallel
@@ -444,7 +451,13 @@ class Plan:
         )
 
 
-def plan(params: Params, target: Target, work: Workload | int | None = None, disk: Disk | None = None) -> Plan:
+def plan(
+    params: Params,
+    target: Target,
+    work: Workload | int | None = None,
+    disk: Disk | None = None,
+    captured: Path | None = None,
+) -> Plan:
     """Reckon a run before it runs.
 
     Args:
@@ -452,6 +465,7 @@ def plan(params: Params, target: Target, work: Workload | int | None = None, dis
         target: from `target.describe`.
         work: what was counted; or a number of training prompts, of assumed length; or None for what the parameters ask for.
         disk: the file system; by default the one of `runs_dir`.
+        captured: where the server writes the states of these layers; by default all that it has written for the run counts.
 
     Raises:
         KitError: the number of prompts cannot be known, or the drafter's parameters do not fit the target. Whether the run fits
@@ -466,14 +480,51 @@ def plan(params: Params, target: Target, work: Workload | int | None = None, dis
         "prompts": Estimate(work.prompts, "prompts", f"{work.train_prompts} to train on, {work.heldout_prompts} held out"),
         "tokens": Estimate(work.tokens, "tokens", f"{work.how}; cut at data_seq_length ({p.data_seq_length})"),
     }
-    items |= _sizes(p, target, work, disk)
+    items |= _sizes(p, target, work, disk, captured)
     items |= _minutes(p, target, work, hardware)
     items |= _memory(p, target, hardware)
     items["money"] = _money(p, items["minutes.total"])
-    return Plan(p, target, work, hardware, items, disk)
+    return Plan(p, target, work, hardware, items, disk, captured)
 
 
-def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, Estimate]:
+FIRST_LOOK = 32
+"""Conversations that must be answered before their lengths say something of the others."""
+
+
+def guarded(reckoned: Plan, say: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """`say`, called with (conversations answered, all of them), which also ends the work early where the disk will not do.
+
+    Answers are written with their states, and how long they get is only assumed before. So the plan is reckoned anew from what
+    the first ones took, each time that twice as many are there.
+
+    Args:
+        reckoned: the plan; its `captured` is where the states appear.
+
+    Returns:
+        The function; it raises a `KitError` where the disk would be more than 90 % full, as `Plan.check_disk` does.
+    """
+    due = FIRST_LOOK
+
+    def look(done: int, total: int) -> None:
+        nonlocal due
+        say(done, total)
+        if done < due or reckoned.captured is None:
+            return
+        due = 2 * done
+        work = reckoned.work
+        tokens = _captured_bytes(reckoned.captured) / reckoned.value("hidden_states.bytes_per_token") * total / done
+        if not tokens:
+            return  # nothing is written with the answers
+        longer = tokens / max(1, work.tokens)
+        learnt, kept = round(work.train_tokens * longer), round(work.heldout_tokens * longer)
+        how = f"expected: from the first {done:,} of {total:,} conversations"
+        seen = replace(work, train_tokens=learnt, heldout_tokens=kept, most_tokens=learnt + kept, how=how)
+        plan(reckoned.params, reckoned.target, seen, captured=reckoned.captured).check_disk()
+
+    return look
+
+
+def _sizes(p: Params, target: Target, work: Workload, disk: Disk, captured: Path | None) -> dict[str, Estimate]:
     """Bytes of everything that is written, against the disk; parameters of the drafter."""
     shape = drafter_shape(p, target)
     n_aux = shape["aux"]
@@ -482,7 +533,7 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     trained = total - counts["lm_head"] - counts["embed_tokens"]
     per_token = bytes_per_token(target, n_aux, p.target_dtype, p.extraction_storage)
     number = p.target_dtype if p.extraction_storage == "native" else f"{p.extraction_storage} with a scale a token"
-    kept, there = stored_tokens(p, work), _existing_states(p)
+    kept, there = stored_tokens(p, work), _existing_states(p, captured)
     states = kept * per_token
     which = "" if p.extraction_mode == "offline" else " of the held-out rows, the golden check's and those in flight"
     saves = math.ceil(p.train_epochs / p.train_save_every)
@@ -517,12 +568,17 @@ def _sizes(p: Params, target: Target, work: Workload, disk: Disk) -> dict[str, E
     }
 
 
-def _existing_states(p: Params) -> int:
+def _existing_states(p: Params, captured: Path | None) -> int:
     """Bytes of hidden states that this run has already written, those not yet given to their rows included."""
     run = project_path(p.runs_dir) / p.run_name
+    folders = run.glob("captured/*") if captured is None else [captured]
+    return sum(map(_captured_bytes, [run / "hidden_states", *folders]))
+
+
+def _captured_bytes(folder: Path) -> int:
     try:
-        return total_bytes([*(run / "hidden_states").glob("*.safetensors"), *run.glob("captured/*/*.safetensors")])
-    except OSError:
+        return total_bytes(folder.glob("*.safetensors"))
+    except OSError:  # a file was renamed or deleted meanwhile
         return 0
 
 

@@ -7,11 +7,11 @@ whose smallest error must stand at the layer that the slot is said to hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3kit import engine_transformers
+from eagle3kit import engine_transformers, state_files
 from eagle3kit.errors import KitError
 from eagle3kit.rundir import total_bytes
 
@@ -74,7 +74,7 @@ def judge(result: Mapping[str, Any], max_error: float) -> None:
             f"slot {slot} does not hold layer {layer} of the target",
             seen=f"relative error {row[layer]:.2g} against layer {layer}; it fits layer {best} best ({row[best]:.2g})",
             wanted=f"at most {max_error:g} (golden_max_layer_error), and no layer that fits better",
-            fix="check aux_layers and the vLLM version, then run with force: true",
+            fix=f"check aux_layers and the vLLM version, then {state_files.AGAIN}",
         )
 
 
@@ -96,8 +96,34 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def caption(result: Mapping[str, Any], engine: str) -> str:
+    """What the table of `rows` compares, and how far the two engines' predictions lie apart.
+
+    Args:
+        engine: `extraction_engine`, which made the states.
+    """
+    if "reason" in result:
+        return f"parity of the two engines {result['reason']}"
+    if engine == "transformers":
+        return (
+            "transformers made these states: it is compared with itself, which says nothing of vLLM; relative error of each slot"
+        )
+    apart = (
+        f"most likely token equal at {result['top1']:.2%} of {result['positions']} positions, log-probabilities "
+        f"{result['mae']:.1e} nats apart; "
+        if "top1" in result  # a run of an older version has none
+        else ""
+    )
+    return f"parity of vLLM and transformers on the same token ids: {apart}relative error of each slot against the layers there"
+
+
 def score(
-    folder: Path, dtype: str, samples: Sequence[tuple[torch.Tensor, torch.Tensor]], layers: Sequence[int], trust_remote_code: bool
+    folder: Path,
+    dtype: str,
+    samples: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    layers: Sequence[int],
+    predict: Callable[[torch.Tensor], torch.Tensor],
+    trust_remote_code: bool,
 ) -> dict[str, Any]:
     """Hold the extracted states of a few rows against transformers.
 
@@ -105,18 +131,26 @@ def score(
         folder: the target's checkpoint. dtype: `target_dtype`.
         samples: (token ids `[T]`, extracted states `[T, slots, hidden]`).
         layers: vLLM ids of the slots; the last is the number of layers.
+        predict: log-probabilities `[T, vocab]` of last-layer states `[T, hidden]`: `log_softmax(lm_head(norm(h)))`.
 
     Returns:
-        `{"layers", "errors": [slots][layers + 1], "positions"}`, ready for `judge`.
+        `{"layers", "errors": [slots][layers + 1], "positions", "top1", "mae"}`, ready for `judge`. The last two compare what
+        both engines' last states predict: share of positions with the same most likely token, and mean absolute difference of
+        the log-probability of the token that follows, in nats.
     """
     import torch
 
     model = engine_transformers.load(folder, dtype, trust_remote_code=trust_remote_code)
     every = range(layers[-1] + 1)
     total = torch.zeros(len(layers), len(every))
-    positions = 0
+    positions, hits, apart = 0, 0, 0.0
     for ids, extracted in samples:
         (known,) = engine_transformers.states(model, [ids.tolist()], every)
         total += errors(extracted, known.transpose(0, 1)) * len(ids)
         positions += len(ids)
-    return {"layers": list(layers), "errors": (total / positions).tolist(), "positions": positions}
+        ours, theirs = predict(extracted[:-1, -1]), predict(known[:-1, -1])
+        hits += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        apart += float((ours - theirs).gather(1, ids[1:, None]).abs().sum())
+    predicted = max(1, positions - len(samples))
+    found = {"layers": list(layers), "errors": (total / positions).tolist(), "positions": positions}
+    return found | {"top1": hits / predicted, "mae": apart / predicted}

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,10 +99,14 @@ def value_digest(value: Json) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool, busy: str) -> Iterator[None]:
+def locked(path: Path, *, wait: bool, busy: str, say: Callable[[str], object] = print) -> Iterator[None]:
     """Hold an exclusive lock on `path`. The kernel lets go of it when the process ends, however it ends.
 
     The file says which process has it: `flock` alone tells nobody whom to wait for.
+
+    Args:
+        wait: whether to wait for a process that holds it, which `say` is told.
+        busy: what that process is doing.
 
     Raises:
         KitError: another process holds it and `wait` is false; `busy` says what that process is doing.
@@ -110,10 +114,13 @@ def locked(path: Path, *, wait: bool, busy: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = path.read_text() or "unknown"
-            raise KitError(busy, seen=f"process {owner}", fix="wait for it, stop it, or choose another run_name") from None
+            if not wait:
+                raise KitError(busy, seen=f"process {owner}", fix="wait for it, stop it, or choose another run_name") from None
+            say(f"waiting for process {owner}: {busy}")
+            fcntl.flock(file, fcntl.LOCK_EX)
         with contextlib.suppress(OSError):  # a full disk must not keep the step from saying so itself
             file.truncate(0)
             file.write(str(os.getpid()).encode())
@@ -261,7 +268,7 @@ class Run:
 
     def record_all(self, facts: Mapping[str, tuple[Json, str]], source: str = "") -> None:
         """Record several facts `{name: (value, unit)}` that share a source, in one write."""
-        with locked(self.root / ".facts.lock", wait=True, busy=""):
+        with locked(self.root / ".facts.lock", wait=True, busy="it records facts", say=lambda _: None):
             known = self.facts()
             for name, (value, unit) in facts.items():
                 known[name] = {"value": value, "unit": unit, "stage": self.stage, "source": source}

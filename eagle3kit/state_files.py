@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+AGAIN = "delete the run's hidden_states folder and run notebook 03_extract_hidden_states again"
+"""What mends states that are whole but wrong: no parameter has changed, so `force` would do nothing."""
+
 
 def tensors(states: torch.Tensor, token_ids: torch.Tensor, storage: str) -> dict[str, torch.Tensor]:
     """What to write for one sequence.

@@ -6,7 +6,8 @@ given, and to see what a template does with thoughts, system prompts and tool ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eagle3kit.errors import KitError
@@ -42,6 +43,18 @@ def rows_of(tokenizer: Any, conversation: Sequence[Message], tools: Sequence[Any
             )
         rows.append({"input_ids": whole, "loss_mask": [0] * start + [1] * (len(whole) - start)})
     return rows
+
+
+def token_counter(model: str | Path, trust_remote_code: bool) -> Callable[[str], int]:
+    """A function that counts a text's tokens, without special ones.
+
+    Args:
+        model: the target, a folder or hub id.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> list[int]:

@@ -25,13 +25,16 @@ from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.hub import local_folder
-from eagle3kit.process import Child
+from eagle3kit.process import Child, how_ended
 from eagle3kit.rundir import Run, Step, file_digest, read_json, write_json
 from eagle3kit.server import Server, arithmetic, cores
 from eagle3kit.trainer import simulated_al
 
 MADE_BY = "05_train"
 CONFIG_MADE_BY = "02_build_k25_config"
+
+AGAIN = "delete the run's checkpoints folder and run notebook 05_train again"
+"""What mends a checkpoint that is whole but wrong."""
 
 TUNED = (
     "train_from",
@@ -157,7 +160,7 @@ def online_server(run: Run, model: Path | str, device: str) -> Iterator[Server |
     try:
         with server:
             yield server
-            golden.require_uncached(server)
+            golden.require_uncached(server, ["checkpoints"])
     finally:
         shutil.rmtree(run.path(hidden_states.CAPTURE), ignore_errors=True)
 
@@ -233,7 +236,7 @@ def train(run: Run, model: Path | str, device: str, watch: Callable[[list[dict[s
                 status = child.wait(partial(_look, log, watch, server), every_s=2, stall_s=run.params.stall_timeout_s)
             if status != 0:
                 raise KitError(
-                    f"the trainer ended with status {status}",
+                    f"the trainer {how_ended(status)}",
                     seen=f"at the end of {child.log}: {child.tail(4)}",
                     fix="run notebook 05_train again: it goes on from the last finished epoch",
                 )
@@ -460,16 +463,18 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     broken = [name for name, tensor in weights.items() if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())]
     if broken:
         raise KitError(
-            "the checkpoint holds weights that are not finite", seen=broken[0], fix="lower train_lr and run with force: true"
+            "the checkpoint holds weights that are not finite",
+            seen=broken[0],
+            fix=f"lower train_lr and set force: true; or {AGAIN}",
         )
     d2t, t2d = vocab.load_maps(run)
     for name, wanted in (("d2t", d2t), ("t2d", t2d)):
         if name in weights and not torch.equal(weights[name].to(wanted.dtype), wanted):
-            raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix="run 05_train with force: true")
+            raise KitError(f"{name} in the checkpoint is not the one of notebook 04", fix=AGAIN)
     target = local_folder(model, run.params.target_revision)
     origin = convert.verify_origin(folder, target, own_head=bool(run.params.train_from))
     if lost := [row for row in origin if row["state"] == "fail"]:
-        raise KitError(f"not so: {lost[0]['name']}", seen=lost[0]["found"], fix="run 05_train with force: true")
+        raise KitError(f"not so: {lost[0]['name']}", seen=lost[0]["found"], fix=AGAIN)
     first = run.fact("train.val_acc_1", 0.0)
     if first < MIN_FIRST_ACCURACY and run.params.target_model != "tiny-kimi-k2.5":
         raise KitError(

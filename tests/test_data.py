@@ -207,6 +207,34 @@ def test_a_held_out_prompt_in_other_words_shape_is_not_trained_on(tmp_path: Path
     assert dropped["duplicate"] + dropped["also among the held-out prompts"] == 1
 
 
+@pytest.mark.parametrize(
+    ("measured", "taught", "overlap"),
+    [
+        (["q"], ["Q!", "and then?"], True),  # the answer to q would be learnt
+        (["q", "and then?"], ["q"], True),  # the first answer that is measured
+        (["a", "q"], ["q"], False),  # after another question it is another
+        (["q", "a"], ["q", "b"], True),
+        (["q"], ["b", "q"], False),
+    ],
+)
+def test_no_answer_that_is_measured_is_learnt_in_a_longer_or_shorter_conversation(
+    measured: list[str], taught: list[str], overlap: bool
+) -> None:
+    one, other = (data.Prompt("p", "any", "train", tuple(("user", text) for text in turns)) for turns in (measured, taught))
+    assert (not set(one.asked).isdisjoint(other.asked)) is overlap
+
+
+def test_a_conversation_that_begins_with_a_held_out_question_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = {"messages": [{"role": "user", "content": "the question"}, {"role": "user", "content": "and then?"}]}
+    rows = {"heldout": [conversation("The question!")], "train": [conversation("another"), longer]}
+    monkeypatch.setattr(data, "_split", lambda *_: rows)
+    prompts, dropped = data.load_prompts(source(tmp_path, [conversation("x")] * 3))
+    assert [p.turns[0][1] for p in prompts] == ["another", "The question!"]
+    assert dropped == {"also among the held-out prompts": 1}
+
+
 def test_no_shipped_prompt_is_in_both_splits() -> None:
     prompts, dropped = data.load_prompts(Params())
     texts = Counter(p.normalized for p in prompts)
@@ -320,7 +348,36 @@ def test_every_given_answer_is_kept_or_dropped_for_a_reason(tmp_path: Path, monk
     prompts, dropped = data.load_prompts(run.params)
     data.take_given(run, "target", prompts)
     assert len(data.build_rows(run, prompts, dropped, captured=False)) == 16  # a call and what follows its result
-    assert data.load_rows(run)[1] == {"the source gave no answer": 1}
+    assert data.load_rows(run)[1] == {"the source gives no answer that the chat template takes": 1}
+
+
+class Picky(Tags):
+    """A template that refuses the role `tool`, and with `nothing` everything."""
+
+    nothing = False
+
+    def apply_chat_template(self, messages: list[Any], tools: Any, add_generation_prompt: bool, return_dict: bool) -> list[int]:
+        if self.nothing or any(m["role"] == "tool" for m in messages):
+            raise ValueError("unknown role")
+        return super().apply_chat_template(messages, tools, add_generation_prompt, return_dict)
+
+
+def test_a_conversation_that_the_template_refuses_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    tokenizer = Picky()
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    refused = {"messages": [{"role": role, "content": f"{role} says"} for role in ("user", "tool", "assistant")]}
+    lines: list[bytes | dict[str, Any]] = [*(conversation(f"q{i}") for i in range(8)), refused]
+    params = source(tmp_path, lines).replace(data_regenerate=False, runs_dir=str(tmp_path / "runs"))
+    run = Run(params, "03_extract_hidden_states")
+    prompts, dropped = data.load_prompts(run.params)
+    data.take_given(run, "target", prompts)
+    assert len(data.build_rows(run, prompts, dropped, captured=False)) == 8
+    assert data.load_rows(run)[1] == {"the source gives no answer that the chat template takes": 1}
+    tokenizer.nothing = True
+    with pytest.raises(KitError, match="the chat template refuses a conversation; seen unknown role"):
+        data.take_given(run, "target", prompts)
 
 
 def test_the_label_names_what_wrote_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:

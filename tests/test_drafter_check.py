@@ -1,6 +1,7 @@
 """The config built, and read by speculators and vLLM."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from shapes import FLAT, LOCAL, REFERENCE, SMOL, write_config
 
 from eagle3kit import drafter, drafter_check, recipe
 from eagle3kit.errors import KitError
-from eagle3kit.rundir import Run
+from eagle3kit.rundir import Run, file_digest
 
 
 class Built:
@@ -169,6 +170,36 @@ class TestFaults:
         assert [check["name"] for check in findings["weights"] if check["state"] == "fail"] == [
             "the trainer takes the folder for a config without weights"
         ]
+
+
+class TestWithoutVllm:
+    """Where transformers extracts, vLLM is not needed before notebook 06: what it makes of the config is to be looked at."""
+
+    CHECKS = (
+        {"name": "speculators builds the model", "state": "ok", "found": "", "wanted": "", "fix": ""},
+        {"name": "vLLM reads the config", "state": "fail", "found": "No module named 'vllm'", "wanted": "no error", "fix": "f"},
+    )
+
+    def build(self, built: Built, folder: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> drafter_check.Made:
+        def process(command: str, candidate: Path, logs: Path) -> None:
+            shutil.copy(built.made.folder / "config.json", candidate)
+            digest = file_digest(candidate / "config.json")
+            found = {"checks": self.CHECKS, "engine": {}, "versions": drafter_check.versions(), "config_digest": digest}
+            (candidate / "validation.json").write_text(json.dumps(found))
+
+        monkeypatch.setattr(drafter_check, "_in_a_process", process)
+        params = built.params.replace(runs_dir=str(folder), extraction_engine=engine)
+        return drafter_check.make(Run(params, "02_build_k25_config"), built.derivation, built.verifier, say=lambda _: None)
+
+    def test_it_goes_on_and_says_so(self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = self.build(built, tmp_path, monkeypatch, "transformers")
+        assert [check["state"] for check in made.checks] == ["ok", "warn"]
+        assert drafter_check._still_valid(made.folder, needs_vllm=False)
+        assert not drafter_check._still_valid(made.folder, needs_vllm=True)
+
+    def test_where_vllm_extracts_it_stops(self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(KitError, match="this does not hold: vLLM reads the config"):
+            self.build(built, tmp_path, monkeypatch, "vllm")
 
 
 class TestCommand:

@@ -14,7 +14,7 @@ from test_data import prompt, write_answers
 
 from eagle3kit import data, engine_transformers, golden, hidden_states, reference, server, state_files
 from eagle3kit.errors import KitError
-from eagle3kit.params import Params
+from eagle3kit.params import FP8_LIMITS, Params
 from eagle3kit.rundir import Run, write_json
 
 N_LAYERS, HIDDEN, VOCAB, EPS = 4, 32, 97, 1e-5
@@ -150,7 +150,10 @@ def last_layer(run: Run, target: Path) -> None:
 
 
 def every_layer(run: Run, target: Path) -> None:
-    reference.judge(golden.against_transformers(run, target, LAYERS, HIDDEN), run.params.golden_max_layer_error)
+    reference.judge(
+        golden.against_transformers(run, target, LAYERS, *hidden_states.head_and_norm(target), EPS),
+        run.params.golden_max_layer_error,
+    )
 
 
 def own_answers(run: Run, target: Path) -> None:
@@ -171,11 +174,24 @@ def test_right_states_pass_every_guard(extracted: Run, target: Path) -> None:
 
 
 def test_every_slot_fits_its_layer_and_no_other(extracted: Run, target: Path) -> None:
-    result = golden.against_transformers(extracted, target, LAYERS, HIDDEN)
+    result = golden.against_transformers(extracted, target, LAYERS, *hidden_states.head_and_norm(target), EPS)
     for row in reference.rows(result):
         assert row["fits best"] == row["layer"]
         assert row["error"] < 1e-5
         assert row["against the layer before"] > 0.05
+
+
+def test_the_table_says_how_far_the_engines_are_apart_and_when_there_is_only_one(extracted: Run, target: Path) -> None:
+    parts = (*hidden_states.head_and_norm(target), EPS)
+    same = golden.against_transformers(extracted, target, LAYERS, *parts)
+    assert (same["top1"], same["mae"] < 1e-5) == (1, True)
+    assert "vLLM and transformers on the same token ids: most likely token equal at 100.00%" in reference.caption(same, "vllm")
+    assert "compared with itself" in reference.caption(same, "transformers")
+    FAULTS["the last layer is the one before"][0](extracted)
+    other = golden.against_transformers(extracted, target, LAYERS, *parts)
+    assert other["top1"] < 0.9
+    assert other["mae"] > 0.01
+    assert "not made: no memory" in reference.caption({"reason": "not made: no memory"}, "vllm")
 
 
 FAULTS: dict[str, tuple[Callable[[Run], None], dict[str, str]]] = {
@@ -238,8 +254,7 @@ def test_a_fault_is_caught_and_named_and_passes_without_its_guard(extracted: Run
 def test_states_of_one_byte_pass_every_guard_and_fail_without_their_scales(
     extracted: Run, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"golden_min_top1": 0.93, "golden_max_mae": 0.1, "golden_max_layer_error": 0.05}
-    run = Run(extracted.params.replace(extraction_storage="fp8", **limits), extracted.stage)
+    run = Run(extracted.params.replace(extraction_storage="fp8", **FP8_LIMITS), extracted.stage)
     folder = run.path("hidden_states")
     for index in range(10):
         path = hidden_states.state_file(folder, index)
@@ -290,8 +305,15 @@ def test_a_layer_that_fits_better_is_refused_below_the_threshold_too() -> None:
 # ---- the whole check
 
 
+def finished(run: Run) -> None:
+    """As `extract` leaves them: with the digests of the files."""
+    folder = run.path("hidden_states")
+    write_json(folder / "files.json", hidden_states._digests(folder, range(10)))
+    write_json(folder / "manifest.json", {"inputs": {}, "outputs": {}})
+
+
 def test_the_whole_check_is_recorded_and_not_made_twice(extracted: Run, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_json(extracted.path("hidden_states", "manifest.json"), {"inputs": {}, "outputs": {}})
+    finished(extracted)
     said: list[str] = []
     golden.cross_check(extracted, target, LAYERS, EPS, said.append)
     assert extracted.fact("extraction.layer_error") < 1e-5
@@ -302,8 +324,33 @@ def test_the_whole_check_is_recorded_and_not_made_twice(extracted: Run, target: 
     assert all("passed at" in line for line in said)
 
 
+@pytest.mark.parametrize("check", ["golden", "cross_check"])
+def test_states_that_were_made_anew_are_checked_anew(
+    extracted: Run, target: Path, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many files as before, as large as before, of another layer; with the guard off the old result stands for them."""
+
+    def look() -> None:
+        if check == "golden":
+            engine = Engine(target)
+            engine.ensure = lambda: None  # type: ignore[attr-defined]
+            hidden_states.golden(extracted, engine, target, LAYERS, EPS)  # type: ignore[arg-type]
+        else:
+            golden.cross_check(extracted, target, LAYERS, EPS)
+
+    finished(extracted)
+    look()
+    FAULTS["the last layer is the one before"][0](extracted)
+    finished(extracted)
+    with monkeypatch.context() as off:
+        off.setattr(golden if check == "cross_check" else hidden_states, "reopen_for_new", lambda *_: None)
+        look()
+    with pytest.raises(KitError, match=r"delete the run's hidden_states folder|golden check failed"):
+        look()
+
+
 def test_a_failed_check_is_made_again(extracted: Run, target: Path) -> None:
-    write_json(extracted.path("hidden_states", "manifest.json"), {"inputs": {}, "outputs": {}})
+    finished(extracted)
     FAULTS["two samples swapped"][0](extracted)
     with pytest.raises(KitError, match="are not those of their answers"):
         golden.cross_check(extracted, target, LAYERS, EPS)
@@ -350,11 +397,11 @@ vllm:external_prefix_cache_hits_total{engine="0"} 9.0
 """
 
 
-def a_server(extra: list[str], hits: str = "", engine: server.Engine | None = None) -> Any:
+def a_server(extra: list[str], hits: str = "", engine: server.Engine | None = None, root: Path | None = None) -> Any:
     """A server that extracts, running if it has counted something."""
     return SimpleNamespace(
         engine=engine or server.extraction([1, 2, 3], Path("states"), "cpu"),
-        run=SimpleNamespace(params=Params(serve_extra_args=extra)),
+        run=SimpleNamespace(params=Params(serve_extra_args=extra), root=root),
         running=bool(hits),
         metrics=lambda: METRICS % hits,
     )
@@ -377,6 +424,10 @@ def test_an_engine_without_the_switch_is_refused() -> None:
         golden.require_uncached(a_server([], engine=server.Engine("extraction")))
 
 
-def test_positions_that_came_from_the_cache_are_seen_in_the_servers_counters() -> None:
-    with pytest.raises(KitError, match="seen 48 positions from the cache"):
-        golden.require_uncached(a_server([], "48.0"))
+def test_positions_that_came_from_the_cache_are_seen_in_the_servers_counters(tmp_path: Path) -> None:
+    """The next run starts another server, whose counters know nothing: what was made must not be there for it to find."""
+    for name in ("hidden_states", "captured", "data"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(KitError, match="seen 48 positions from the cache; hidden_states and captured of the run deleted"):
+        golden.require_uncached(a_server([], "48.0", root=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

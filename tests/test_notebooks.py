@@ -9,6 +9,7 @@ import nbformat
 import papermill
 import pytest
 
+from eagle3kit import plan, target
 from eagle3kit.cli import STAGES
 from eagle3kit.params import SPECS, load, load_file
 
@@ -34,6 +35,45 @@ def parameters_cell(path: Path) -> str:
 
 def test_every_stage_has_its_notebook_and_no_other() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(STAGES)
+
+
+GUARDS = {
+    "00_preflight": ["doctor.require(found)", "reckoning.check()"],
+    "02_build_k25_config": ["drafter_check.require(made.checks)"],
+    "03_extract_hidden_states": [
+        "before.check_disk()",
+        "golden.require_uncached(server)",
+        "plan.guarded(before, ",
+        "masks.check(run, model)",
+        "cost.check_disk()",
+        "hidden_states.golden(",
+        "golden.require_uncached(server)",
+        "golden.cross_check(",
+    ],
+    "04_vocab_map": ["vocab.build(", "vocab.load_maps(run)"],
+    "05_train": ["train.train(", "train.check(run, model)"],
+    "06_evaluate": ["evaluate.measure(", "evaluate.conclude("],
+}
+"""Calls that stop a page, in their order: each is tested where it is written, and does nothing if no page makes it."""
+
+
+def test_what_preflight_expects_is_what_the_plan_says() -> None:
+    text = (ROOT / "notebooks" / "00_preflight.ipynb").read_text()
+    (found,) = re.findall(r"For `params/local.yaml` about ([\d,]+) prompts, ([\d,]+) tokens and ([\d.]+) GB of disk", text)
+    params = load_file(ROOT / "params" / "local.yaml")
+    reckoned = plan.plan(params, target.describe(params.target_model, params.target_revision)[0])
+    told = [float(number.replace(",", "")) for number in found]
+    wanted = [reckoned.value("prompts"), reckoned.value("tokens"), reckoned.value("hidden_states.bytes") / 1e9]
+    wanted[2] += reckoned.value("checkpoints.bytes") / 1e9
+    assert told == pytest.approx(wanted, rel=0.05)
+
+
+@pytest.mark.parametrize("stage", GUARDS)
+def test_every_guard_stands_in_its_page(stage: str) -> None:
+    code = "\n".join(source for _, source in code_cells(ROOT / "notebooks" / f"{stage}.ipynb"))
+    for guard in GUARDS[stage]:
+        assert guard in code
+        code = code.partition(guard)[2]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

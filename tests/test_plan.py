@@ -10,7 +10,7 @@ import pytest
 from eagle3kit import drafter, plan, recipe, target
 from eagle3kit.data import Row
 from eagle3kit.errors import KitError
-from eagle3kit.params import Params, load_file
+from eagle3kit.params import FP8_LIMITS, Params, load_file
 from eagle3kit.plan import Disk, Estimate, Workload
 from eagle3kit.speedup import hardware_presets
 
@@ -130,6 +130,60 @@ def test_local_file_is_read(tmp_path: Path) -> None:
     work = plan.workload(Params(data_source=str(file), data_seq_length=4096, train_pack_tokens=4096, serve_max_model_len=4096))
     assert (work.train_prompts, work.heldout_prompts) == (18, 2)
     assert work.tokens == 20 * (400 // 4 + plan.TEMPLATE_TOKENS + 96)
+
+
+def test_each_answer_of_a_conversation_is_a_row_with_all_before_it(tmp_path: Path) -> None:
+    roles, file = ("system", "user", "user", "user"), tmp_path / "p.jsonl"
+    turns = [[str(i) * length for length in (40, 80, 20, 1)] for i in range(10)]
+    messages = [[{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)] for texts in turns]
+    file.write_text("".join(json.dumps({"messages": each}) + "\n" for each in messages))
+    wide = {"data_seq_length": 4096, "train_pack_tokens": 4096, "serve_max_model_len": 4096}
+    work = plan.workload(Params(data_source=str(file), **wide), tokens_in=len)
+    rows = [40 + 80 + 96, 40 + 80 + 20 + 2 * 96, 40 + 80 + 20 + 1 + 3 * 96]
+    assert work.tokens == 10 * sum(row + plan.TEMPLATE_TOKENS for row in rows)
+    assert work.answer_tokens == 10 * 3 * 96
+    assert work.how.startswith("expected: tokens of the prompts counted")
+
+
+def test_answers_that_get_longer_than_assumed_are_stopped_in_time(tmp_path: Path) -> None:
+    """Ten thousand conversations, reckoned with 10 tokens each; the first 32 have 10 too, the first 64 a hundred."""
+    params = Params(runs_dir=str(tmp_path), run_name="long")
+    captured = tmp_path / "captured"
+    captured.mkdir()
+    total, disk = 10_000, Disk.of(tmp_path)
+    each = int(disk.free / total / 30)  # bytes of ten tokens: all of them take a thirtieth of the free space, or a third
+    target_ = dataclasses.replace(SMALL, hidden_size=max(64, each // (10 * 4 * 4) // 64 * 64))
+    per_token = plan.bytes_per_token(target_, 3, params.target_dtype)
+    shown: list[int] = []
+    work = plan.counted([*rows(total - 100, 10), *rows(100, 10, "heldout")])
+    reckoned = plan.plan(params, target_, work, captured=captured)
+    look = plan.guarded(reckoned, lambda done, _: shown.append(done))
+
+    def write(tokens: int) -> None:
+        with (captured / "1.safetensors").open("wb") as file:
+            file.truncate(tokens * per_token)  # a sparse file: its length is what counts
+
+    write(320)
+    for done in (0, 31, 32, 33):
+        look(done, total)
+    write(64 * 100 * 100)
+    look(63, total)  # not looked at before there are twice as many
+    with pytest.raises(KitError, match="the disk of runs_dir would be .* full"):
+        look(64, total)
+    assert shown == [0, 31, 32, 33, 63, 64]
+    quiet = plan.guarded(dataclasses.replace(reckoned, captured=tmp_path / "none"), lambda *_: None)
+    quiet(5000, total)  # an engine that writes no states with the answers
+
+
+def test_states_of_other_layers_make_no_room(tmp_path: Path) -> None:
+    params, run = Params(runs_dir=str(tmp_path), run_name="two"), tmp_path / "two" / "captured"
+    for name, size in (("these", 400), ("others", 70_000)):
+        (run / name).mkdir(parents=True)
+        (run / name / "1.safetensors").write_bytes(b"x" * size)
+    need = [
+        plan.plan(params, SMALL, counted(10, 100), EMPTY, captured).value("disk.needed") for captured in (None, run / "these")
+    ]
+    assert need[1] - need[0] == 70_000
 
 
 def test_hub_data_needs_a_number() -> None:
@@ -261,12 +315,7 @@ def test_counted_tokens_that_do_not_fit_are_refused_with_what_would() -> None:
         plan.plan(params, local, plan.counted([*rows(fits + 200, 1000), *rows(100, 1000, "heldout")]), disk).check_disk()
 
 
-FP8: dict[str, Any] = {
-    "extraction_storage": "fp8",
-    "golden_min_top1": 0.93,
-    "golden_max_mae": 0.1,
-    "golden_max_layer_error": 0.05,
-}
+FP8: dict[str, Any] = {"extraction_storage": "fp8", **FP8_LIMITS}
 
 
 @pytest.mark.parametrize(("free", "fits"), [(1000, True), (658, True), (657, False), (300, False)])
@@ -276,7 +325,8 @@ def test_one_byte_a_number_is_named_where_it_fits(free: int, fits: bool, tmp_pat
     local = dataclasses.replace(K25, source="/models/k25")
     work = plan.counted([*rows(20_000, 1000), *rows(100, 1000, "heldout")])
     refused = plan.plan(params, local, work, disk).problems()[0]
-    assert ("extraction_storage: fp8" in str(refused.fix)) is fits
+    whole = f"extraction_storage: fp8 (with {', '.join(f'{name}: {value:g}' for name, value in FP8_LIMITS.items())})"
+    assert (whole in str(refused.fix)) is fits
     rounded = plan.plan(params.replace(**FP8), local, work, disk)
     assert rounded.value("hidden_states.bytes") == 20_100_000 * 28_676
     assert (rounded.problems() == []) is fits

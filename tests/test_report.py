@@ -24,6 +24,7 @@ EVIL = "<script>alert('x')</script><img src=http://evil.example/x.png onerror=al
 
 FACTS: dict[str, tuple[Any, str, str]] = {
     "data.train_tokens": (52114, "tokens", "03"),
+    "data.on_policy": (True, "", "03"),
     "data.heldout_prompts": (80, "prompts", "03"),
     "data.dropped": (12, "conversations", "03"),
     "extraction.tokens": (61200, "tokens", "03"),
@@ -228,7 +229,7 @@ def test_finished_run_reads_well(run: Path) -> None:
     for wanted in (
         "local: an EAGLE-3 drafter for smollm2-135m",
         "All seven stages completed: the drafter is accepted (AL 1.72), it is lossless, and on this machine neither faster nor",
-        "52,114 training tokens",
+        "52,114 tokens in training rows",
         "1.72 (1.66 to 1.78) tokens a forward pass at k = 3",
         "42.0 % at position 1, 19.0 % at position 2, 11.0 % at position 3",
         "100.0 % of 80 compared outputs equal those without speculation, token for token, counting 1 that parts at a tie",
@@ -440,6 +441,16 @@ def test_off_policy_rows_are_told_with_what_is_known_of_their_cost(tmp_path: Pat
     assert found.state == "warn"
     assert f"would most likely not write: {share}. " in found.text
     assert "how much less is not measured" in found.text
+
+
+@pytest.mark.parametrize(
+    ("on_policy", "who"),
+    [(True, "answered by the target itself"), (False, "answered by the source, not by the target"), (None, "of unknown origin")],
+)
+def test_the_summary_says_who_answered(tmp_path: Path, on_policy: bool | None, who: str) -> None:
+    facts = {"data.train_tokens": {"value": 5}} | ({} if on_policy is None else {"data.on_policy": {"value": on_policy}})
+    write(tmp_path, "facts.json", facts)
+    assert who in findings._data(evidence.Evidence(tmp_path)).text
 
 
 def test_stale_step_is_found(run: Path) -> None:

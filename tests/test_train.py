@@ -421,7 +421,7 @@ def test_a_drafter_that_kept_what_is_the_targets_passes(tmp_path: Path) -> None:
 def test_a_frozen_weight_that_changed_stops_the_run(tmp_path: Path, name: str) -> None:
     run, target, drafter = finished(tmp_path)
     edit_weights(drafter, lambda weights: weights[name][7].neg_())
-    with pytest.raises(KitError, match=f"not so: {name} is the target's.*rows equal.*fix: run 05_train"):
+    with pytest.raises(KitError, match=f"not so: {name} is the target's.*rows equal.*fix: delete the run's checkpoints folder"):
         train.check(run, target)
 
 
