@@ -79,7 +79,7 @@ def rows(there: Setup, curve: Curve, k: int, streams: Sequence[int] = (1, 4, 16,
             {
                 "requests in flight": n,
                 "fits": there.fits(n),
-                "tokens/s without": round(there.tokens_per_s(n)),
+                "tokens/s without, roughly": round(there.tokens_per_s(n)),
                 f"speed-up, k = {k}": round(there.speedup(n, k, curve.al(k)), 2),
                 "best k": best or "do not speculate",
                 "speed-up there": round(gain, 2),

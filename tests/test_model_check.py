@@ -214,6 +214,14 @@ def test_the_readmes_rows_are_predicted(tmp_path: Path, capsys: pytest.CaptureFi
     assert "of 1 published" in shown
 
 
+def test_the_readme_says_how_far_off_it_is() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    median, worst = model_check.errors()
+    assert f"median error {100 * median:.0f} %, worst {100 * worst:.0f} %" in text
+    factor = max(max(found / row.value, row.value / found) for row, found in model_check.rates())
+    assert f"tokens a second miss by up to {factor:.1f} times" in text
+
+
 def test_command_predicts_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "gpus.yaml"
     mine.write_text("mine: {memory_gb: 100, bandwidth_gb_s: 4000, link_gb_s: 100, bf16_tflops: 900}\n")
