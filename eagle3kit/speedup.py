@@ -203,7 +203,7 @@ def _size(given: Any, where: str) -> float:
     """A size in bytes, the key of a measured latency: a number, or in JSON its digits."""
     try:
         return positive(float(given), "")
-    except (TypeError, ValueError, KitError):
+    except (TypeError, ValueError, OverflowError, KitError):
         raise KitError(f"{where}: a size is no positive number", seen=given, fix="write bytes, such as 8192") from None
 
 
