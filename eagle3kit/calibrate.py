@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import combinations, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
     """This machine as the model sees it.
 
     Least squares over the plain steps, and over what the longer prompt takes beyond the shorter: bytes read / bandwidth +
-    operations / their rate + requests x `request_s`. Of a prompt, only the last token goes through the output matrix.
+    operations / their rate + requests x `request_s`, none of them negative. Of a prompt, only the last token goes through the
+    output matrix.
 
     Args:
         plain: seconds of a step without speculation by its requests.
@@ -102,8 +103,6 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
     Raises:
         KitError: fewer than two plain steps were timed, or they make no line that rises from above zero.
     """
-    import numpy as np
-
     p = run.params
     served, _ = target.describe(p.target_model, p.target_revision)
     a_token = 2.0 * active_parameters(served)
@@ -113,10 +112,10 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
     read = step_bytes(served, many, p.target_dtype) - step_bytes(served, few, p.target_dtype)
     work.append((read, body * (many - few), 0))
     seconds = [*plain.values(), prompts[many] - prompts[few]]
-    a_byte, an_operation, a_request = map(float, np.linalg.lstsq(np.array(work), np.array(seconds), rcond=None)[0])
+    a_byte, an_operation, a_request = non_negative_least_squares(work, seconds)
     if len(plain) < 2 or a_byte <= 0:
         raise KitError("the timed steps make no line", seen=dict(plain), fix="run notebook 06 again when the machine is quiet")
-    an_operation = max(an_operation, 1e-6 * a_byte)  # noise can make it negative
+    an_operation = max(an_operation, 1e-6 * a_byte)  # 0 would be an infinite rate
     machine = replace(
         hardware_presets()["cpu"],
         name="this-machine",
@@ -125,11 +124,32 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
         bf16_tflops=1 / an_operation / COMPUTE_SHARE / 1e12,
     )
     drafter = plan.drafter_read_bytes(served, plan.drafter_shape(p, served)) * served_bytes(served, p.target_dtype) / 2
-    found = Constants(1, 0, 1, 0, request_s=max(0.0, a_request))
+    found = Constants(1, 0, 1, 0, request_s=a_request)
     made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=found)
     found = replace(found, pass_s=max(0.0, drafting * speculative - made.step(1, k)["drafter"]) / k)
     made = replace(made, constants=found)
     return replace(made, constants=replace(found, verification_s=max(0.0, speculative - made.step_s(1, k))))
+
+
+def non_negative_least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:
+    """The coefficients, none negative, that come nearest to `values`; one for each of the few columns of `rows`.
+
+    They are the plain least squares over one of the sets of columns, so every set is tried. To clip a negative coefficient
+    instead would leave the others as they were beside it.
+    """
+    import numpy as np
+
+    wide, wanted = np.array(rows, float), np.array(values, float)
+    best, least = np.zeros(wide.shape[1]), float(np.linalg.norm(wanted))
+    scale = np.linalg.norm(wide, axis=0)
+    for n in range(1, wide.shape[1] + 1):
+        for columns in map(list, combinations(range(wide.shape[1]), n)):
+            found = np.zeros(wide.shape[1])
+            found[columns] = np.linalg.lstsq(wide[:, columns] / scale[columns], wanted, rcond=None)[0] / scale[columns]
+            off = float(np.linalg.norm(wide @ found - wanted))
+            if (found >= 0).all() and off < least:
+                best, least = found, off
+    return tuple(map(float, best))
 
 
 def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, float]]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The command line: `eagle3kit run | params | doctor | plan | report | compare | export | import`.
+"""The command line: `eagle3kit run | params | doctor | plan | report | compare | check-model | export | import`.
 
 `run` executes the notebooks in order with papermill and ends with a report, also when a stage fails.
 """
@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import io
 import logging
+import math
 import sys
 import threading
 import time
@@ -78,6 +79,8 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", nargs="+", help="run folders, for example runs/local")
     check = add("check-model", check_model_command, "hold the speed-up model against published results", file=None)
     check.add_argument("dest", nargs="?", type=Path, default=project_path("reports"), help="folder of the page")
+    check.add_argument("--rows", type=Path, help="predict these rows instead, and compare where they have results; YAML or JSON")
+    check.add_argument("--hardware-file", default="", help="more GPUs for --rows; YAML or JSON")
     export = add("export", export_command, "write a run's trained drafter for SGLang, SpecForge and TorchSpec", file="")
     export.add_argument("dest", type=Path, help="folder to make")
     imported = add("import", import_command, "write a LlamaForCausalLMEagle3 drafter in the form that vLLM serves", file="")
@@ -177,9 +180,16 @@ def compare_command(options: argparse.Namespace) -> int:
 
 
 def check_model_command(options: argparse.Namespace) -> int:
-    """Write the page and print its path; status 1 when the model misses what it must hold."""
-    from eagle3kit import model_check
+    """Write the page and print its path; status 1 when the model misses what it must hold. With `--rows`, print their table."""
+    from eagle3kit import model_check, widgets
 
+    if options.rows:
+        asked = [(row, row.predict()) for row in model_check.read_rows(options.rows, options.hardware_file)]
+        print(widgets.as_table(model_check.as_rows(asked)))
+        if known := [(row, found) for row, found in asked if not math.isnan(row.value)]:
+            median, worst = model_check.errors(known)
+            print(f"median error {median:.1%}, worst {worst:.1%}, of {len(known)} published")
+        return 0
     print(model_check.build(options.dest))
     missed = [check for check in model_check.checks() if check["state"] != "ok"]
     for check in missed:

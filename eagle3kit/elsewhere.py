@@ -19,6 +19,8 @@ STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DEFAULT_CURVE = "MTBench, K2.5 drafter"
 """Where the run's own drafter is for another target: mixed questions, the least acceptance published for K2.5."""
 _DRAFTER = "lightseekorg/kimi-k2.5-eagle3"
+_AL = "AL "
+"""Begins an acceptance that is chosen as a length, whatever k, and not as a curve."""
 
 
 def machines(params: Params) -> dict[str, Hardware]:
@@ -35,17 +37,16 @@ def setup(params: Params) -> Setup:
     found = machines(params)
     if params.hardware not in found:
         kimi = target.reference("kimi-k2.5")
-        return Setup(kimi, found["b300"], 8, drafter_bytes=model_check.drafter_bytes(_DRAFTER, kimi))
+        shape = model_check.published()["drafters"][_DRAFTER]["shape"]
+        return Setup(kimi, found["b300"], 8, **model_check.drafting(kimi, shape))
     served, _ = target.describe(params.target_model, params.target_revision)
-    reads = plan.drafter_read_bytes(served, plan.drafter_shape(params, served))
-    context = min(CONTEXT, params.serve_max_model_len)
     return Setup(
         served,
         found[params.hardware],
         params.serve_tensor_parallel,
-        drafter_bytes=reads,
-        context=context,
+        context=min(CONTEXT, params.serve_max_model_len),
         dtype=params.target_dtype,
+        **model_check.drafting(served, plan.drafter_shape(params, served)),
     )
 
 
@@ -66,7 +67,10 @@ def default_curve(run: Run, there: Setup) -> Curve:
 
 
 def rows(there: Setup, curve: Curve, k: int, streams: Sequence[int] = (1, 4, 16, 64, 256)) -> list[dict[str, Any]]:
-    """By number of streams: speed-up at k and at the best k, and what it takes to break even; for a table."""
+    """By number of streams: speed-up at k and at the best k, and what it takes to break even; for a table.
+
+    `fits` says whether the weights and the streams' KV cache fit in the GPUs' memory; what does not fit is reckoned all the same.
+    """
     found = []
     for n in streams:
         best, gain = there.best_k(n, curve)
@@ -74,7 +78,8 @@ def rows(there: Setup, curve: Curve, k: int, streams: Sequence[int] = (1, 4, 16,
         found.append(
             {
                 "requests in flight": n,
-                "tokens/s without": round(there.tokens_per_s(n)),
+                "fits": there.fits(n),
+                "tokens/s without, roughly": round(there.tokens_per_s(n)),
                 f"speed-up, k = {k}": round(there.speedup(n, k, curve.al(k)), 2),
                 "best k": best or "do not speculate",
                 "speed-up there": round(gain, 2),
@@ -121,7 +126,7 @@ def lines(run: Run, there: Setup, k: int) -> dict[str, list[tuple[int, float]]]:
 
 
 def what_if(run: Run, there: Setup) -> None:
-    """Controls over GPU, tensor parallel, streams, k, acceptance and all-reduce; headless, a table of every machine."""
+    """Controls over GPU, tensor parallel, streams, k, acceptance (curve or length), all-reduce; headless, a table of machines."""
     found = machines(run.params)
     known = curves(run)
     kinds = list(dict.fromkeys(kind for machine in found.values() for kind in all_reduce_kinds(machine)))
@@ -130,12 +135,13 @@ def what_if(run: Run, there: Setup) -> None:
     def answer(gpu: str, gpus: int, streams: int, k: int, acceptance: str, all_reduce: str) -> list[dict[str, Any]]:
         usual = all_reduce if all_reduce in all_reduce_kinds(found[gpu]) else ""
         made = replace(there, hardware=found[gpu], gpus=gpus, all_reduce=usual)
-        al = known[acceptance].al(k)
-        needed = made.break_even(streams, k)
+        al = known[acceptance].al(k) if acceptance in known else float(acceptance.removeprefix(_AL))
+        row = {"setup": title(made), "fits": made.fits(streams), "streams": streams, "k": k, "AL": round(al, 2)}
+        if al > k + 1:
+            return [row | {"so": f"impossible: AL is at most {k + 1} at k = {k}"}]
         gain = made.speedup(streams, k, al)
-        verdict = "faster" if gain > 1 else "slower: do not speculate"
-        row = {"setup": title(made), "streams": streams, "k": k, "AL": round(al, 2), "speed-up": round(gain, 2)}
-        return [row | {"AL to break even": round(needed, 2), "so": verdict}]
+        verdict = "does not fit" if made.fits(streams) is False else "faster" if gain > 1 else "slower: do not speculate"
+        return [row | {"speed-up": round(gain, 2), "AL to break even": round(made.break_even(streams, k), 2), "so": verdict}]
 
     def every() -> widgets.Shown:
         kinds_of = [(name, kind) for name, machine in found.items() for kind in all_reduce_kinds(machine)]
@@ -147,7 +153,7 @@ def what_if(run: Run, there: Setup) -> None:
         "gpus": ([1, 2, 4, 8], there.gpus if there.gpus in (1, 2, 4, 8) else 8),
         "streams": (list(STREAMS), 1),
         "k": (list(range(1, 9)), min(k, 8)),
-        "acceptance": (list(known), curve.name),
+        "acceptance": ([*known, *(f"{_AL}{1 + quarter / 4:g}" for quarter in range(1, 13))], curve.name),
         "all_reduce": (["the machine's usual one", *kinds], "the machine's usual one"),
     }
     widgets.controls(controls, lambda **chosen: widgets.as_table(answer(**chosen)), run.params.interactive, every)

@@ -7,7 +7,7 @@ A step that verifies t tokens of B streams takes
   + arithmetic              of t tokens
   + all-reduces             two a layer, of t hidden states, from a latency table of the machine
   + launches                a constant a layer, and on a CPU one a request
-  + drafter                 k passes over its weights
+  + drafter                 k passes: its weights and its own KV cache read, arithmetic, launches, and two all-reduces a layer
   + verification            a constant a speculative step
 
 and yields AL tokens a stream; speed-up = AL x step without / step with (Leviathan et al., arXiv 2211.17192). Four constants are
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -41,8 +40,11 @@ COMPUTE_SHARE = 0.25
 CONTEXT = 1000
 """Tokens of context of a stream where nothing else is said."""
 
-DRAFTER_LAUNCHES = 2
-"""Layers' worth of launches of one drafter pass: its layer, and fc, lm_head and the choice of a token together."""
+DRAFTER_LAUNCHES = 1
+"""Layers' worth of launches of one drafter pass beside its layers: fc, lm_head and the choice of a token together."""
+
+MEMORY_SHARE = 0.95
+"""Share of a GPU's memory that weights and KV cache may fill at most; the rest is for a server's buffers."""
 
 
 # ---- machines
@@ -57,7 +59,8 @@ class Hardware:
         label: its name for people.
         memory_gb: of one GPU, in units of 1e9 bytes; None on a CPU, where this machine's own memory counts.
         bandwidth_gb_s: of one GPU's memory.
-        link, link_gb_s: between GPUs, in words and as one GPU's bandwidth (of NVLink both directions together, as it is sold).
+        link, link_gb_s: between GPUs, in words and as one GPU's bandwidth in one direction. NVLink is sold with both directions
+            together: half of that.
         bf16_tflops: dense peak of one GPU.
         compute: CUDA compute capability.
         rates: measured rates, of a CPU only.
@@ -104,10 +107,11 @@ def hardware_presets(file: str | Path | None = None) -> dict[str, Hardware]:
 
     Args:
         file: YAML or JSON with more GPUs: `{name: {memory_gb, bandwidth_gb_s, link_gb_s, bf16_tflops}}`, of one GPU each, and
-            where they are known `label`, `link`, `source` and `all_reduce`, as in `presets/hardware.json`.
+            where they are known `label`, `link`, `source` and `all_reduce`, as in `presets/hardware.json`. `link_gb_s` is that
+            of one direction. Without `all_reduce`, 12 microseconds and a ring over the link are assumed, as for NVLink.
 
     Raises:
-        KitError: the file cannot be read, or something in it is missing, unknown or no positive number.
+        KitError: the file cannot be read, or something in it is missing, unknown, malformed or no positive number.
     """
     presets = json.loads((PRESETS / "hardware.json").read_text(encoding="utf-8"))
     known = {field.name for field in fields(Hardware)}
@@ -122,33 +126,98 @@ def hardware_presets(file: str | Path | None = None) -> dict[str, Hardware]:
     return found | (_own_hardware(Path(file).expanduser()) if file else {})
 
 
-def _own_hardware(file: Path) -> dict[str, Hardware]:
+def read_yaml(file: Path, what: str, fix: str) -> Any:
+    """What a file of YAML or JSON holds.
+
+    Raises:
+        KitError: it cannot be read.
+    """
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise KitError(f"the hardware file {file} cannot be read", seen=str(error), fix="set hardware_file") from None
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise KitError(f"{what} {file} cannot be read", seen=str(error) or type(error).__name__, fix=fix) from None
+
+
+def _own_hardware(file: Path) -> dict[str, Hardware]:
+    given = read_yaml(file, "the hardware file", "set hardware_file")
     if not isinstance(given, Mapping) or not all(isinstance(machine, Mapping) for machine in given.values()):
         raise KitError(f"{file} does not map names of GPUs to their numbers", wanted=f"NAME: {{{', '.join(_NEEDED)}}}")
     made = {}
     for name, machine in given.items():
+        where = f"{file}: {name}"
         for key in machine:
             if key not in (*_NEEDED, *_OPTIONAL):
-                raise KitError(f"{file}: {name} has an unknown entry", seen=key, wanted=", ".join((*_NEEDED, *_OPTIONAL)))
-        for key in _NEEDED:
-            _positive(machine.get(key), f"{file}: {name}: {key}")
-        values = {**_OPTIONAL, **machine, "label": machine.get("label") or str(name)}
+                raise KitError(f"{where} has an unknown entry", seen=key, wanted=", ".join((*_NEEDED, *_OPTIONAL)))
+        values = {**_OPTIONAL, **machine}
+        for key in (*_NEEDED, *(key for key in ("compute", "server_start_s", "load_gb_s") if machine.get(key) is not None)):
+            positive(values.get(key), f"{where}: {key}")
+        values |= {key: str(values[key] or _OPTIONAL[key] or name) for key in ("label", "link", "source")}
+        _check_tables(values["all_reduce"], where)
         made[str(name)] = Hardware(name=str(name), rates={}, **values)
-        for kind in all_reduce_kinds(made[str(name)]):
-            all_reduce_s(made[str(name)], kind, 14_336, 2)
     return made
 
 
-def _positive(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+_FORMS = {"alpha_us": {"gb_s"}, "fastest_of": set(), "like": {"bytes", "us", "ranks"}, "us": {"ranks"}}
+"""Forms of an all-reduce table by the key that tells them apart, with what else belongs to each; see `all_reduce_s`."""
+
+
+def _check_tables(tables: Any, machine: str) -> None:
+    if not isinstance(tables, Mapping) or not tables:
+        raise KitError(f"{machine}: all_reduce has no tables", seen=tables, wanted="NAME: a table, or no entry all_reduce at all")
+    for kind in tables:
+        if not isinstance(kind, str):
+            raise KitError(f"{machine}: a name in all_reduce is no text", seen=kind, fix="put it in quotes")
+        _check_table(tables, kind, machine, ())
+
+
+def _check_table(tables: Mapping[str, Any], kind: str, machine: str, path: tuple[str, ...]) -> None:
+    """Raise a KitError where a table, or one that it refers to, is malformed, missing, or leads back to itself."""
+    if kind in path:
+        raise KitError(f"{machine}: all_reduce {kind!r} leads back to itself", seen=" -> ".join((*path, kind)))
+    where, table = f"{machine}: all_reduce {kind!r}", tables[kind]
+    form = next((form for form in _FORMS if form in table), "") if isinstance(table, Mapping) else ""
+    if not form or not set(table) <= {form, "note"} | _FORMS[form]:
+        raise KitError(f"{where} is malformed", seen=table, wanted='one of "us", "like", "fastest_of" and "alpha_us"')
+    needed = {"alpha_us": ["alpha_us"], "like": ["bytes", "us"]}.get(form, [])
+    for key in (*needed, *({"gb_s"} & set(table))):
+        positive(table.get(key), f"{where}: {key}")
+    ranks = table.get("ranks", 8)
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
+        raise KitError(f"{where}: ranks is no number of GPUs that reduce", seen=ranks, wanted="2 or more")
+    if form == "us":
+        points = table["us"]
+        if not isinstance(points, Mapping) or len({_size(size, where) for size in points}) < 2:
+            raise KitError(f"{where} is malformed", seen=points, wanted='"us" with two sizes or more')
+        for size, us in points.items():
+            positive(us, f"{where}: us at {size}")
+    others = [table["like"]] if form == "like" else table.get("fastest_of", [])
+    if not isinstance(others, list) or (form == "fastest_of" and not others):
+        raise KitError(f"{where}: fastest_of names no tables", seen=others, wanted="a list of names")
+    for other in others:
+        if not isinstance(other, str) or other not in tables:
+            raise KitError(f"{where} refers to a table that is missing", seen=other, wanted=", ".join(map(str, tables)))
+        _check_table(tables, other, machine, (*path, kind))
+
+
+def _size(given: Any, where: str) -> float:
+    """A size in bytes, the key of a measured latency: a number, or in JSON its digits."""
+    try:
+        return positive(float(given), "")
+    except (TypeError, ValueError, OverflowError, KitError):
+        raise KitError(f"{where}: a size is no positive number", seen=given, fix="write bytes, such as 8192") from None
+
+
+def positive(value: Any, what: str) -> float:
+    """A number above 0.
+
+    Raises:
+        KitError: it is none; `what` says what it should be one of.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise KitError(
             f"{what} is no positive number",
             seen="nothing" if value is None else value,
-            fix="write a plain number, such as 8000 or 1.8e3",
+            fix="write a plain number, such as 8000 or 1.8e+3",
         )
     return float(value)
 
@@ -171,35 +240,30 @@ def all_reduce_s(hardware: Hardware, kind: str, size: float, ranks: int) -> floa
     * `{"alpha_us": a}`, modelled, not measured: a + 2 (n - 1) / n x size / B; `"gb_s"` gives another B.
 
     Args:
-        hardware: gives the tables, and B from `link_gb_s`.
+        hardware: gives the tables, which were checked when they were loaded, and B from `link_gb_s`.
         kind: a name of `all_reduce_kinds`.
         size: bytes that each rank holds.
         ranks: GPUs that take part; one needs none.
 
     Raises:
-        KitError: the machine has no such table, or it is malformed.
+        KitError: the machine has no such table.
     """
     if ranks <= 1:
         return 0.0
     table = hardware.all_reduce.get(kind)
     if table is None:
         raise KitError(f"{hardware.label} has no all-reduce table {kind!r}", wanted=" or ".join(hardware.all_reduce) or "none")
-    where = f"all_reduce {kind!r} of {hardware.label}"
-    ring = 2 * (ranks - 1) / ranks / (_positive(table.get("gb_s", hardware.link_gb_s), f"link_gb_s of {hardware.label}") * 1e9)
+    ring = 2 * (ranks - 1) / ranks / (positive(table.get("gb_s", hardware.link_gb_s), f"link_gb_s of {hardware.label}") * 1e9)
     if "alpha_us" in table:
-        return _positive(table["alpha_us"], where) * 1e-6 + ring * size
+        return float(table["alpha_us"]) * 1e-6 + ring * size
     if "fastest_of" in table:
         return min(all_reduce_s(hardware, other, size, ranks) for other in table["fastest_of"])
-    if "like" in table and table["like"] != kind:
-        other, at = str(table["like"]), _positive(table.get("bytes"), where)
-        factor = _positive(table.get("us"), where) * 1e-6 / all_reduce_s(hardware, other, at, int(table.get("ranks", 8)))
-        return factor * all_reduce_s(hardware, other, size, ranks)
-    measured = table.get("us")
-    if not isinstance(measured, Mapping) or len(measured) < 2:
-        raise KitError(f"{where} is malformed", seen=dict(table), wanted='"us" with two sizes or more, "like" or "alpha_us"')
-    points = sorted((float(at), _positive(us, where) * 1e-6) for at, us in measured.items())
+    if "like" in table:
+        usual = all_reduce_s(hardware, table["like"], table["bytes"], table.get("ranks", 8))
+        return float(table["us"]) * 1e-6 / usual * all_reduce_s(hardware, table["like"], size, ranks)
+    points: list[tuple[float, float]] = sorted((float(at), us * 1e-6) for at, us in table["us"].items())
     least = min(us for _, us in points)
-    more = (ranks - 1) / (int(table.get("ranks", ranks)) - 1)
+    more: float = (ranks - 1) / (table.get("ranks", ranks) - 1)
     (x0, y0), (x1, y1) = points[-2:]
     if size > x1:
         return least + (y1 - least) * more + (size - x1) * max((y1 - y0) / (x1 - x0) * more, ring)
@@ -311,9 +375,15 @@ class Setup:
         gpus: GPUs of one server (tensor parallel).
         all_reduce: a name of `all_reduce_kinds`; empty for the machine's usual one.
         drafter_bytes: bytes that one drafter pass reads (`plan.drafter_read_bytes`); 0 for n-gram, which has no drafter.
+        drafter_layers: its layers.
+        drafter_kv_bytes: bytes of its own KV cache of one token.
+        drafter_gpus: GPUs' worth of bandwidth and arithmetic that its passes get. It is spread over all GPUs like the target, but
+            so small a model gains little from it: published rows say nothing at all (`model_check`).
+        drafter_all_reduces: of each of its layers; 0 for a drafter that is not spread.
         context: tokens of context of a stream.
         dtype: the parameter `target_dtype`.
         constants: None for those that the kit ships.
+        compute_share, drafter_launches: as the constants of these names.
     """
 
     target: Target
@@ -321,9 +391,15 @@ class Setup:
     gpus: int = 8
     all_reduce: str = ""
     drafter_bytes: float = 0.0
+    drafter_layers: int = 1
+    drafter_kv_bytes: float = 0.0
+    drafter_gpus: int = 1
+    drafter_all_reduces: int = 2
     context: int = CONTEXT
     dtype: str = "auto"
     constants: Constants | None = None
+    compute_share: float = COMPUTE_SHARE
+    drafter_launches: float = DRAFTER_LAUNCHES
 
     def step(self, streams: float, k: float = 0) -> dict[str, float]:
         """Seconds of one decode step by part (`PARTS`).
@@ -342,33 +418,53 @@ class Setup:
                 wanted="streams above 0, k of 0 or more, 1 GPU or more",
             )
         t, hw, c = self.target, self.hardware, self.constants or constants()
-        one = _positive(hw.bandwidth_gb_s, f"bandwidth_gb_s of {hw.label}") * 1e9 * c.bandwidth_share
-        flops = _positive(hw.bf16_tflops, f"bf16_tflops of {hw.label}") * 1e12 * COMPUTE_SHARE
+        one = positive(hw.bandwidth_gb_s, f"bandwidth_gb_s of {hw.label}") * 1e9 * c.bandwidth_share
+        flops = positive(hw.bf16_tflops, f"bf16_tflops of {hw.label}") * 1e12 * self.compute_share
         tokens = streams * (k + 1)
         dense = step_bytes(t, 0, self.dtype)
         experts = step_bytes(t, streams * (k + 1) ** c.routing_power, self.dtype) - dense
-        # Latents of MLA are the same for every head, so each GPU reads them all.
-        shards = 1 if t.mla is not None else min(self.gpus, t.kv_heads)
         kind = self.all_reduce or next(iter(hw.all_reduce), "")
         state = t.hidden_size * served_bytes(t, self.dtype)
         a_pass = (
-            # So small a model gains nothing from being spread: read and computed as if by one GPU.
-            self.drafter_bytes / one
-            + streams * 2 * self.drafter_bytes / served_bytes(t, self.dtype) / flops  # two operations a weight
-            + DRAFTER_LAUNCHES * c.layer_s
+            self.drafter_bytes / (one * self.drafter_gpus)
+            + streams * self.context * self.drafter_kv_bytes / (one * self._drafter_parts)
+            # Two operations a weight.
+            + streams * 2 * self.drafter_bytes / served_bytes(t, self.dtype) / (flops * self.drafter_gpus)
+            + (self.drafter_layers + self.drafter_launches) * c.layer_s
             + c.pass_s
-            + 2 * all_reduce_s(hw, kind, streams * state, self.gpus)
+            + self.drafter_layers * self.drafter_all_reduces * all_reduce_s(hw, kind, streams * state, self.gpus)
         )
         return {
             "dense weights": dense / (one * self.gpus),
             "experts": experts / (one * self.gpus),
-            "KV cache": streams * self.context * kv_bytes(t, self.dtype) / (one * shards),
+            "KV cache": streams * self.context * kv_bytes(t, self.dtype) / (one * self._kv_shards),
             "arithmetic": 2 * active_parameters(t) * tokens / (flops * self.gpus),
             "all-reduce": 2 * t.n_layers * all_reduce_s(hw, kind, tokens * state, self.gpus),
             "launches": t.n_layers * c.layer_s + streams * c.request_s,
             "drafter": k * a_pass if self.drafter_bytes else 0.0,
             "verification": c.verification_s if k else 0.0,
         }
+
+    @property
+    def _kv_shards(self) -> int:
+        """GPUs that the KV cache is spread over. Latents of MLA are the same for every head, so each GPU has them all."""
+        return 1 if self.target.mla is not None else min(self.gpus, self.target.kv_heads)
+
+    @property
+    def _drafter_parts(self) -> int:
+        """GPUs that hold a part of the drafter and of its KV cache."""
+        return self.gpus if self.drafter_all_reduces else 1
+
+    def memory_gb(self, streams: float) -> float:
+        """What one GPU must hold, in units of 1e9 bytes: its part of both models' weights and of every stream's KV cache."""
+        weights = self.target.weight_bytes(self.dtype)[0] / self.gpus + self.drafter_bytes / self._drafter_parts
+        kv = kv_bytes(self.target, self.dtype) / self._kv_shards + self.drafter_kv_bytes / self._drafter_parts
+        return (weights + streams * self.context * kv) / 1e9
+
+    def fits(self, streams: float) -> bool | None:
+        """Whether that is at most `MEMORY_SHARE` of a GPU's memory; None where the machine's memory is not known."""
+        room = self.hardware.memory_gb
+        return None if room is None else self.memory_gb(streams) <= MEMORY_SHARE * room
 
     def step_s(self, streams: float, k: float = 0) -> float:
         """Seconds of one decode step."""

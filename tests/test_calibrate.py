@@ -115,6 +115,22 @@ def test_drafting_is_traced_for_one_request(tmp_path: Path) -> None:
     assert done == ["begin", "asked", "end"]
 
 
+def test_what_noise_makes_negative_is_left_out_of_the_fit(run: Run) -> None:
+    """Prompts that came back sooner the longer they were give operations a negative time; clipped, the steps would be missed."""
+    here = calibrate.fit(run, PLAIN, {16: 0.30, 128: 0.25}, 0.090, 3, 0)
+    for n, seconds in PLAIN.items():  # a request and its token cannot be told apart then, but together they take what they took
+        assert here.step_s(n) == pytest.approx(seconds, rel=1e-4)
+    assert here.constants is not None
+    assert here.constants.request_s == pytest.approx(REQUEST_S + TOKEN_S, rel=1e-3)
+
+
+def test_a_coefficient_that_would_be_negative_is_zero_and_the_others_are_fitted_anew() -> None:
+    rows, values = [(1, 1), (1, 2), (1, 3)], [3.0, 2.5, 2.2]
+    assert calibrate.non_negative_least_squares(rows, values) == pytest.approx((sum(values) / 3, 0.0))
+    assert calibrate.non_negative_least_squares(rows, [3.0, 5.0, 7.0]) == pytest.approx((1.0, 2.0))
+    assert calibrate.non_negative_least_squares(rows, [-1.0, -2.0, -3.0]) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("plain", [{1: 0.05}, {1: 0.01, 16: 1.0}])
 def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) -> None:
     with pytest.raises(KitError, match="make no line"):

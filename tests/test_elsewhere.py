@@ -1,5 +1,6 @@
 """What notebook 06 says of other machines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,16 @@ def test_headless_every_machine_is_in_the_table(run: Run, capsys: pytest.Capture
         assert machine.label in shown
 
 
+def test_what_does_not_fit_is_not_called_faster(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """595 GB of weights on GPUs of 96 GB: the ratio can be reckoned, and the machine cannot be."""
+    one = replace(elsewhere.setup(gpus(tmp_path).params), gpus=1)
+    assert [row["fits"] for row in elsewhere.rows(one, elsewhere.default_curve(run, one), 3)] == [False] * 5
+    elsewhere.what_if(gpus(tmp_path), one)
+    answers = capsys.readouterr().out
+    assert "does not fit" in answers
+    assert "faster" not in answers
+
+
 def test_controls_change_the_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import ipywidgets
 
@@ -85,6 +96,12 @@ def test_controls_change_the_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert "RTX PRO 6000" in str(shown[-1]) != before
     by_name["all-reduce"].value = "one-shot"
     assert "all-reduce one-shot" in str(shown[-1])
+    by_name["acceptance"].value = "AL 2.5"
+    assert "2.5" in str(shown[-1])
+    by_name["k"].value = 1
+    assert "impossible: AL is at most 2 at k = 1" in str(shown[-1])
+    by_name["k"].value, by_name["gpus"].value = 3, 1
+    assert "does not fit" in str(shown[-1])
 
 
 def test_a_users_gpu_can_be_chosen(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

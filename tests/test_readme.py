@@ -26,6 +26,7 @@ ELSEWHERE = {
     "eagle3kit run params/b300.yaml": "tests/test_cli.py: it stops at preflight here",
     "eagle3kit export params/local.yaml exported": "tests/test_pipeline.py, in its own run",
     "eagle3kit import params/local.yaml exported imported": "tests/test_pipeline.py, in its own run",
+    "eagle3kit check-model --rows mine.yaml": "tests/test_model_check.py, with README's rows",
     "conda env create -f environment.yml": "not run: see tests/SKIPS.md",
     "conda activate eagle3kit": "not run: see tests/SKIPS.md",
 }

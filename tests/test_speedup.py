@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from eagle3kit.speedup import Curve, Setup, all_reduce_s, hardware_presets
 K25 = target.reference("kimi-k2.5")
 RTX = hardware_presets()["rtx-pro-6000"]
 PCIE = model_check.setup("RTX PRO 6000")
+GPUS = [name for name, machine in hardware_presets().items() if machine.is_gpu]
 B300 = replace(PCIE, hardware=hardware_presets()["b300"], all_reduce="")
 
 settings.register_profile("model", deadline=None, max_examples=30)  # a neighbour on the machine is no failure
@@ -147,6 +149,93 @@ def test_a_cpu_has_no_bandwidth_to_reckon_with() -> None:
         replace(PCIE, hardware=hardware_presets()["cpu"]).step(1)
 
 
+SMALL = target.reference("smollm2-135m")
+numbers = st.floats(1e-2, 1e6)
+
+
+@given(st.sampled_from([K25, SMALL]), numbers, numbers, numbers, numbers, st.integers(1, 64), batches, depths, st.floats(0, 1))
+def test_any_machine_has_steps_and_speedups(
+    model: target.Target,
+    memory: float,
+    bandwidth: float,
+    link: float,
+    flops: float,
+    gpus: int,
+    streams: int,
+    k: int,
+    share: float,
+) -> None:
+    b200 = hardware_presets()["b200"]
+    any_gpu = replace(b200, memory_gb=memory, bandwidth_gb_s=bandwidth, link_gb_s=link, bf16_tflops=flops)
+    check_limits(Setup(model, any_gpu, gpus, drafter_bytes=1e8, drafter_kv_bytes=1e3), streams, k, 1 + share * k)
+
+
+@given(st.sampled_from(GPUS), st.sampled_from([K25, SMALL]), st.sampled_from([1, 2, 4, 8]), batches, depths, st.floats(0, 1))
+def test_every_preset_has_steps_and_speedups(
+    name: str, model: target.Target, gpus: int, streams: int, k: int, share: float
+) -> None:
+    machine = hardware_presets()[name]
+    for kind in speedup.all_reduce_kinds(machine):
+        check_limits(Setup(model, machine, gpus, kind, drafter_bytes=1e8), streams, k, 1 + share * k)
+
+
+def check_limits(setup: Setup, streams: int, k: int, al: float) -> None:
+    """Times are finite and above 0, and no draft makes a step shorter."""
+    for drafted in (0, k):
+        assert 0 < setup.step_s(streams, drafted) < math.inf
+        assert all(0 <= seconds < math.inf for seconds in setup.step(streams, drafted).values())
+    assert 0 < setup.speedup(streams, k, al) <= al <= k + 1 + 1e-9
+
+
+# ---- the drafter
+
+
+def test_a_drafter_of_more_layers_takes_longer() -> None:
+    one, two = PCIE.step(1, 1)["drafter"], replace(PCIE, drafter_layers=2).step(1, 1)["drafter"]
+    a_layer = speedup.constants().layer_s + 2 * all_reduce_s(RTX, "nccl-untuned", 7168 * 2, 8)
+    assert two - one == pytest.approx(a_layer)
+
+
+def test_the_drafters_own_context_is_read() -> None:
+    without = replace(PCIE, drafter_kv_bytes=0.0)
+    read = PCIE.step(16, 3)["drafter"] - without.step(16, 3)["drafter"]
+    reached = 8 * 1790e9 * speedup.constants().bandwidth_share
+    assert read == pytest.approx(3 * 16 * speedup.CONTEXT * PCIE.drafter_kv_bytes / reached)
+    assert PCIE.drafter_kv_bytes == 64 * 128 * 2 * 2
+
+
+def test_a_drafter_may_be_read_by_all_gpus_or_run_on_one() -> None:
+    step = PCIE.step(1, 1)["drafter"]
+    assert replace(PCIE, drafter_gpus=8).step(1, 1)["drafter"] < step
+    assert replace(PCIE, drafter_all_reduces=0, drafter_kv_bytes=0).step(1, 1)["drafter"] < step
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "streams", "fits"),
+    [("rtx-pro-6000", 1, 1, False), ("rtx-pro-6000", 8, 1, True), ("rtx-pro-6000", 8, 10_000, False), ("b300", 2, 1, False)],
+)
+def test_what_fits(name: str, gpus: int, streams: int, fits: bool) -> None:
+    assert replace(PCIE, hardware=hardware_presets()[name], gpus=gpus).fits(streams) is fits
+
+
+def test_a_gpu_holds_its_part_of_the_weights_and_all_latents() -> None:
+    drafter = (PCIE.drafter_bytes + 16 * 1000 * PCIE.drafter_kv_bytes) / 8
+    assert PCIE.memory_gb(16) == pytest.approx((595e9 / 8 + 16 * 1000 * speedup.kv_bytes(K25) + drafter) / 1e9)
+    dense = Setup(SMALL, RTX, 2, dtype="bfloat16")  # three heads of keys: two GPUs hold half of the cache each
+    assert dense.memory_gb(4) == pytest.approx((134_515_008 + 4 * 1000 * speedup.kv_bytes(SMALL, "bfloat16") / 2) / 1e9)
+
+
+def test_published_setups_fit() -> None:
+    assert all(row.setup.fits(row.streams) for row in model_check.rows())
+
+
+def test_a_cpu_has_no_gpu_memory_to_fit_in() -> None:
+    assert replace(PCIE, hardware=hardware_presets()["cpu"]).fits(1) is None
+
+
 # ---- all-reduces
 
 
@@ -234,6 +323,59 @@ def test_a_users_measured_latencies_are_used(tmp_path: Path) -> None:
     assert all_reduce_s(hardware_presets(file)["mine"], "measured", 1500, 8) == pytest.approx(5.5e-6)
 
 
+def test_a_users_gpu_is_reckoned_like_a_preset(tmp_path: Path) -> None:
+    """`link_gb_s` is of one direction in both, and so is the all-reduce that is assumed where none is measured."""
+    file = tmp_path / "mine.yaml"
+    known = hardware_presets()["b300"]
+    file.write_text(json.dumps({"mine": {key: getattr(known, key) for key in MINE}}))
+    mine = replace(PCIE, hardware=hardware_presets(file)["mine"], all_reduce="")
+    assert mine.step(16, 3) == B300.step(16, 3)
+    assert all_reduce_s(known, "nvlink", 1e9, 8) == pytest.approx(12e-6 + 2 * 7 / 8 / 900)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({}, "all_reduce has no tables"),
+        (["nvlink"], "all_reduce has no tables"),
+        (None, "all_reduce has no tables"),
+        ({"x": None}, "all_reduce 'x' is malformed"),
+        ({"x": {}}, "all_reduce 'x' is malformed"),
+        ({"x": {"alpha_us": 3, "alpha": 4}}, "all_reduce 'x' is malformed"),
+        ({"x": {"alpha_us": "12"}}, "all_reduce 'x': alpha_us is no positive number; seen 12"),
+        ({"x": {"alpha_us": 12, "gb_s": 0}}, "all_reduce 'x': gb_s is no positive number"),
+        ({"x": {"us": {"1": 2, "2": "no"}}}, "all_reduce 'x': us at 2 is no positive number; seen no"),
+        (
+            {"x": {"us": {"1000": 5, "2000": 6}, "ranks": 1}},
+            "all_reduce 'x': ranks is no number of GPUs.*seen 1; wanted 2 or more",
+        ),
+        ({"x": {"us": {"1000": 5, "2000": 6}, "ranks": "8"}}, "all_reduce 'x': ranks is no number of GPUs"),
+        ({"x": {"us": {"1k": 3, "2k": 4}}}, "all_reduce 'x': a size is no positive number; seen 1k"),
+        ({"x": {"us": {"1000": 5}}}, "all_reduce 'x' is malformed.*two sizes"),
+        ({"x": {"us": {"1000": 5, "1000.0": 6}}}, "all_reduce 'x' is malformed.*two sizes"),
+        ({"x": {"us": 5}}, "all_reduce 'x' is malformed.*two sizes"),
+        ({"x": {"fastest_of": ["x"]}}, "all_reduce 'x' leads back to itself; seen x -> x"),
+        ({"a": {"fastest_of": ["b"]}, "b": {"fastest_of": ["a"]}}, "all_reduce 'a' leads back to itself; seen a -> b -> a"),
+        ({"x": {"like": "x", "bytes": 1, "us": 2}}, "all_reduce 'x' leads back to itself"),
+        ({"x": {"fastest_of": []}}, "all_reduce 'x': fastest_of names no tables"),
+        ({"x": {"fastest_of": "y"}, "y": {"alpha_us": 3}}, "all_reduce 'x': fastest_of names no tables; seen y"),
+        ({"x": {"fastest_of": [["y"]]}}, "all_reduce 'x' refers to a table that is missing"),
+        ({"x": {"like": "y", "bytes": 1, "us": 2}}, "all_reduce 'x' refers to a table that is missing; seen y; wanted x"),
+        ({"x": {"like": "y", "us": 2}, "y": {"alpha_us": 3}}, "all_reduce 'x': bytes is no positive number; seen nothing"),
+    ],
+)
+def test_a_bad_table_is_told_when_it_is_loaded(tmp_path: Path, tables: Any, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({"mine": {**MINE, "all_reduce": tables}}))
+    with pytest.raises(KitError, match=f"mine.yaml: mine: {message}"):
+        hardware_presets(file)
+
+
+def test_the_kits_own_tables_are_good() -> None:
+    for name in GPUS:
+        speedup._check_tables(hardware_presets()[name].all_reduce, name)
+
+
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
@@ -241,8 +383,7 @@ def test_a_users_measured_latencies_are_used(tmp_path: Path) -> None:
         ({**MINE, "bandwidth_gb_s": "fast"}, "mine: bandwidth_gb_s is no positive number; seen fast"),
         ({**MINE, "link_gb_s": 0}, "link_gb_s is no positive number"),
         ({"memory_gb": 3}, "bandwidth_gb_s is no positive number; seen nothing"),
-        ({**MINE, "all_reduce": {"x": {}}}, "all_reduce 'x' of mine is malformed"),
-        ({**MINE, "all_reduce": {"x": {"us": {"1": 2, "2": "no"}}}}, "all_reduce 'x' of mine is no positive number; seen no"),
+        ({**MINE, "load_gb_s": -1}, "mine: load_gb_s is no positive number; seen -1"),
         ("fast", "does not map names of GPUs"),
     ],
 )
