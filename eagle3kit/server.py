@@ -280,17 +280,20 @@ class Server(AbstractContextManager["Server"]):
         """
         limit = self.run.params.serve_start_timeout_s
         told, ports_left = 0.0, PORTS_TRIED - 1
-        while not self.healthy():
+        while not (healthy := self.healthy()) or self._shares_port():
             child, waited = self._started(), time.monotonic() - self._began
-            if child.status is not None:
-                if ports_left and "address already in use" in child.log.read_text(errors="replace").lower():
-                    self._say(f"  port {self.port} was taken meanwhile: trying another")
-                    ports_left -= 1
-                    self.begin()
-                    continue
+            taken = healthy or "address already in use" in child.log.read_text(errors="replace").lower()
+            if taken and ports_left and (healthy or child.status is not None):
+                self._say(f"  port {self.port} was taken meanwhile: trying another")
+                ports_left -= 1
+                self.stop()
+                self.begin()
+                continue
+            if healthy or child.status is not None:
+                self.stop()
                 raise KitError(
                     f"the vLLM server '{self.engine.name}' ended while starting",
-                    seen=self.explain(),
+                    seen=f"another process listens on port {self.port} too" if healthy else self.explain(),
                     fix=f"read {child.log}",
                 )
             if waited > limit:
@@ -332,12 +335,21 @@ class Server(AbstractContextManager["Server"]):
 
     def _listens(self) -> bool:
         session = self._started().session
-        for pid in supervise.session_members(session) if session else []:
-            with contextlib.suppress(psutil.Error):
-                open_here = psutil.Process(pid).net_connections()
-                if any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.port for one in open_here):
-                    return True
-        return False
+        return not self._listeners().isdisjoint(supervise.session_members(session) if session else [])
+
+    def _shares_port(self) -> bool:
+        """Whether a process that is not the server's listens on its port too.
+
+        vLLM asks for `SO_REUSEPORT`: two servers of one user can listen on a port, and each request goes to either. Two of this
+        run have the same key, so the answers of one contestant would pass for another's.
+        """
+        session = self._started().session
+        return bool(self._listeners() - set(supervise.session_members(session) if session else []))
+
+    def _listeners(self) -> set[int | None]:
+        """Processes that listen on the server's port; None for one that this user may not look at."""
+        local = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
+        return {one.pid for one in local if one.laddr.port == self.port}
 
     def explain(self) -> str:
         """Why it ended, as far as is known: the last line of its log that names an error, or the signal."""

