@@ -39,6 +39,7 @@ from eagle3kit.findings import (
     machine_sentence,
     speed_line,
     speed_verdict,
+    speedup,
     summary,
     target,
 )
@@ -435,7 +436,7 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
         low, high = number(ratio.get("low")), number(ratio.get("high"))
         against = "1 (the baseline)" if name == "none" else "unknown"
         if ratio:
-            against = f"{two_digits(ratio.get('median'))}x{interval_text(low, high)}: {speed_verdict(low, high)[1]}"
+            against = f"{two_digits(ratio.get('ratio'))}x{interval_text(low, high)}: {speed_verdict(low, high)[1]}"
         body.append(
             (
                 _CONTESTANTS.get(name, short(name, bounds.text)),
@@ -447,6 +448,10 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
     if not body:
         return []
     said = f"Every repeat of every contestant: {fmt(record.get('prompts'))} prompts, {fmt(record.get('concurrency'))} at a time."
+    if record.get("in_turn") is True:
+        said += " The contestants took turns."
+    elif record.get("in_turn") is False:
+        said += " One contestant was measured after the other: how the machine changed in between is in no interval."
     head = ("Contestant", "Median tokens/s", "Each repeat", "Against no speculation")
     return [tag("h3", "Speed"), _say(said), data_table(head, body, right=(1,), bounds=bounds)]
 
@@ -720,7 +725,7 @@ def whole_report(e: Evidence, pictures: Sequence[Picture], left_out: set[str], b
         "state": lines[0].state,
         "outcome": short(lines[0].text),
         "al": None if e.stale("06") else e.number("acceptance.al"),
-        "ratio": None if e.stale("06") else e.number("speed.eagle3.ratio"),
+        "ratio": None if e.stale("06") else speedup(e)[0],
         "minutes": sum(spent for key, spent in e.minutes().items() if not e.stale(key)) or None,
         "finished": finished,
     }
