@@ -509,7 +509,7 @@ def _check_evaluation(e: Evidence) -> list[Check]:
         found.append(
             Check(
                 "ok" if enough else "warn",
-                f"Speed was measured {min(repeats)} times" + ("" if enough else ": too few for a spread"),
+                f"Repeats of each speed measurement: {min(repeats)}" + ("" if enough else ", too few for a narrow interval"),
             )
         )
     else:

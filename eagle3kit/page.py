@@ -387,6 +387,11 @@ def _prose_06(e: Evidence, bounds: Bounds) -> list[Markup]:
     return made + _groups_table(e, bounds) + _speed_table(e, bounds) + _drafting(e) + _differences(e, bounds)
 
 
+def _swept(e: Evidence) -> Mapping[str, Any]:
+    """What the sweep measured, unless it was of another drafter than the run's: then the advice does not rest on it either."""
+    return mapping(e.json("eval/sweep.json")) if e.value("advice.from_sweep") is True else {}
+
+
 def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
     """The sweep's acceptance by group: length, and each position's share of all drafts and of those accepted up to there."""
 
@@ -400,7 +405,7 @@ def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
             shares(row.get("unconditional")),
             shares(row.get("conditional")),
         )
-        for row in rows(mapping(e.json("eval/sweep.json")).get("groups"))
+        for row in rows(_swept(e).get("groups"))
     ]
     if not body:
         return []
@@ -409,7 +414,7 @@ def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
 
 
 def _drafting(e: Evidence) -> list[Markup]:
-    found = mapping(mapping(e.json("eval/sweep.json")).get("drafting"))
+    found = mapping(_swept(e).get("drafting"))
     if not found:
         return []
     shares = numbers(found.get("share"))

@@ -109,6 +109,18 @@ def png(size: int = 0, name: str = "small") -> bytes:
     )
 
 
+SWEPT: dict[str, tuple[Any, str, str]] = {
+    "advice.from_sweep": (True, "", "06"),
+    "sweep.c1.none.tokens_per_s": (70.0, "tokens/s", "06"),
+    "sweep.c1.eagle3-k3.tokens_per_s": (84.0, "tokens/s", "06"),
+    "sweep.c1.eagle3-k3.ratio": (1.2, "x", "06"),
+    "sweep.c1.eagle3-k3.ratio.low": (1.1, "x", "06"),
+    "sweep.c1.eagle3-k3.ratio.high": (1.3, "x", "06"),
+    "sweep.c1.ngram.ratio": (0.8, "x", "06"),
+    "advice.speculate": ("by requests in flight: at 1 speculate", "", "06"),
+}
+
+
 def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -> Path:
     """A finished run, as the notebooks leave it."""
     wanted = dict(FACTS if facts is None else facts)
@@ -254,8 +266,6 @@ def test_finished_run_reads_well(run: Path) -> None:
         "Full accuracy by TTT step at the last validation: 40.0 % at step 1",
         "EAGLE-3 heldout-7 31 284 -1.2500 end of the answer -1.2501",
         "Trainer and server agree",
-        "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %",
-        "drafting takes: 12.7 % (8.0 % to 17.0 %) in vLLM's own trace",
         "Every step was made from what the run now holds (21 links",
         "● train_lr",
         "eagle3kit run params/local.yaml",
@@ -429,31 +439,23 @@ def test_speed_is_told_honestly(tmp_path: Path, low: float | None, high: float |
     assert word in next(line for line in lines if line.startswith("Speed"))
 
 
-SWEPT: dict[str, tuple[Any, str, str]] = {
-    "advice.from_sweep": (True, "", "06"),
-    "sweep.c1.none.tokens_per_s": (70.0, "tokens/s", "06"),
-    "sweep.c1.eagle3-k3.tokens_per_s": (84.0, "tokens/s", "06"),
-    "sweep.c1.eagle3-k3.ratio": (1.2, "x", "06"),
-    "sweep.c1.eagle3-k3.ratio.low": (1.1, "x", "06"),
-    "sweep.c1.eagle3-k3.ratio.high": (1.3, "x", "06"),
-    "sweep.c1.ngram.ratio": (0.8, "x", "06"),
-    "advice.speculate": ("by requests in flight: at 1 speculate", "", "06"),
-}
-
-
 def test_the_sweep_supersedes_the_short_measurement(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "local", FACTS | SWEPT)
+    run = make_run(tmp_path / "runs" / "local", FACTS | SWEPT)
     lines = findings.summary_lines(run)
     speed = next(line for line in lines if line.startswith("Speed"))
     assert "1.20 times (1.10 to 1.30)" in speed
     assert "(84.0 against 70.0 tokens/s): faster (in the sweep, 1 at a time); n-gram 0.80 times" in speed
     assert "1.01" not in speed
     assert "faster than no speculation" in lines[0]
+    page = text_of(page_of(run))
+    assert "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %" in page
+    assert "drafting takes: 12.7 % (8.0 % to 17.0 %) in vLLM's own trace" in page
 
 
 def test_a_sweep_of_another_drafter_does_not(tmp_path: Path) -> None:
-    lines = findings.summary_lines(make_run(tmp_path / "local", FACTS | SWEPT | {"advice.from_sweep": (False, "", "06")}))
-    assert "1.01 times (0.96 to 1.05)" in next(line for line in lines if line.startswith("Speed"))
+    run = make_run(tmp_path / "runs" / "local", FACTS | SWEPT | {"advice.from_sweep": (False, "", "06")})
+    assert "1.01 times (0.96 to 1.05)" in next(line for line in findings.summary_lines(run) if line.startswith("Speed"))
+    assert "from the sweep" not in page_of(run)
 
 
 def test_a_load_that_the_sweep_left_out_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from eagle3kit.data import Prompt
 from eagle3kit.errors import KitError
 from eagle3kit.evaluate import Question
 from eagle3kit.params import Params
-from eagle3kit.rundir import Run
+from eagle3kit.rundir import Run, write_json
 from eagle3kit.server import Engine
 from eagle3kit.sweep import Cell
 
@@ -367,3 +367,54 @@ def test_speed_ups_say_whether_contestants_took_turns(run: Run, by_turns: bool) 
     assert said["advice"].startswith("by requests in flight: at 1 speculate" if by_turns else "do not speculate")
     assert (ratio["al"], ratio["heldout_al"]) == (2.0, 1.5)
     assert ratio["at_heldout"] == pytest.approx(ratio["ratio"] * 0.75)
+
+
+def test_measured_cells_are_put_together_and_shown(
+    run: Run, asked: list[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell with a made-up result of its form; the trained drafter at k = 3 is half as fast again."""
+    made = sweep.Sweep(run, "cpu", Counting())  # type: ignore[arg-type]
+    accepted = {question.id: [1, 0, 2, 0] * 5 for question in made.asked}
+    answers = {question.id: [1, 2, 3] for question, _ in made.answers}
+    counters = {"drafts": 100.0, "accepted_tokens": 75.0, **{f"accepted_{i}": 50.0 / i for i in range(1, 9)}}
+
+    def result(kind: str, name: str, repeat: int) -> Any:
+        rate = (15.0 if name == "eagle3-k3" else 10.0) * repeat * (1 + 0.001 * (repeat % 2) * len(name))
+        speed = RESULT | {
+            "output_throughput": rate,
+            "median_tpot_ms": 1e3 / rate,
+            "counters": counters if "eagle3" in name else {},
+        }
+        plain = {"steps": {str(n): 0.08 + 0.007 * n for n in (1, 2, 4, 8, 16)}, "prompts": {"16": 0.1, "128": 0.4}}
+        return {
+            "answers": {"answers": answers, "accepted": accepted, "differences": {}},
+            "bench": speed,
+            "sampled": accepted,
+            "first": [[[1, 2], [3, 4]]] * 4,
+            "traced": [0.2, 0.3, 0.25],
+            "timed": plain if name == "none" else {"steps": {"1": 0.14}},
+            "speed": speed,
+        }[kind]
+
+    for cell in made.cells:
+        kind, label = cell.step.name.removeprefix("eval/sweep/").split("/")
+        names = [c.name for c in made.contestants] if kind in ("timed", "speed") else [label]
+        repeat = int(label.rsplit("r", 1)[1]) if kind in ("timed", "speed") else 1
+        write_json(cell.step.folder / "result.json", {name: result(kind, name, repeat) for name in names})
+    write_json(run.path("eval", "eagle3", "result.json"), {"accepted": accepted})
+    monkeypatch.setattr("eagle3kit.simulate.heldout", lambda run, folder, lengths: dict.fromkeys(lengths, accepted))
+
+    said = sweep.conclude(run, made, tmp_path)
+    assert said["advice"].startswith("by requests in flight: at 1 speculate with eagle3-k3, 1.50 x (")
+    rows = {(row["requests"], row["contestant"]): row for row in sweep.speed_rows(said)}
+    assert len(rows) == 3 * 5
+    assert {row["verdict"] for (_, name), row in rows.items() if name == "eagle3-k3"} == {"faster"}
+    assert rows["1", "eagle3-k3"]["drafting"] == "25% of a step (20% to 30%)"
+    curve = sweep.curve_rows(said)
+    assert [row["k"] for row in curve] == list(sweep.CURVE)
+    assert [row["served, 95 %"] != "unknown" for row in curve] == [k in (1, 3, 5) for k in sweep.CURVE]
+    assert {row["by"] for row in sweep.group_rows(said)} == {"kind", "context, tokens", "temperature"}
+    assert len(sweep.local_rows(said)) == 3 * 3
+    assert {row["verdict"] for row in sweep.lossless_rows(said)} == {"no difference seen"}
+    assert run.fact("sweep.c16.eagle3-k3.ratio.low") > 1
+    assert run.fact("sweep.k3.conditional") == [0.5, 0.5, 0.6667]
