@@ -585,7 +585,7 @@ def train_against_serve(
         alarms = ["serving is far below the simulation"] if got < LEAST_SERVED * of_simulation else []
         if of_training is not None and len(counts) * of_training >= LEAST_COUNTED:
             alarms += ["the simulation is far below training"] if of_simulation < LEAST_SIMULATED * of_training else []
-        plus = 1 if position == "AL" else 0
+        plus = 0 if position.isdigit() else 1
         return {
             "position": position,
             "training, chained": "unknown" if of_training is None else round(plus + of_training, 4),
@@ -597,9 +597,12 @@ def train_against_serve(
             "alarm": "; ".join(alarms),
         }
 
-    known: list[float | None] = [*promised, *[None] * len(drafted)]
-    rows = [row(str(i + 1), known[i], drafted[i], rate) for i, rate in enumerate(accepted["unconditional"])]
-    whole = sum(promised[: len(drafted)]) if len(promised) >= len(drafted) else None
+    served, steps = accepted["unconditional"], len(promised)
+    known: list[float | None] = [*promised, *[None] * len(served)]
+    rows = [row(str(i + 1), known[i], drafted[i], rate) for i, rate in enumerate(served)]
+    if 0 < steps < len(served):
+        rows.append(row(f"AL, up to {steps}", sum(promised), sum(drafted[:steps]), sum(served[:steps])))
+    whole = sum(promised[: len(served)]) if steps >= len(served) else None
     return [*rows, row("AL", whole, sum(drafted), accepted["al"] - 1)]
 
 

@@ -201,7 +201,8 @@ class Sweep:
         if not single:
             raise KitError("no held-out prompt is a single question", fix="vllm bench sends no other: give some in data_source")
         kinds = [question.kind for question, _ in single]
-        self.answers, self.fast = ([single[i] for i in evaluate.spread(kinds, count)] for count in (ANSWERS, SPEED_PROMPTS))
+        self.fast = [single[place] for place in evaluate.spread(kinds, SPEED_PROMPTS)]
+        self.answers = [single[place] for place in evaluate.spread([""] * len(single), ANSWERS)]  # enough to be mixed as all are
         by_turns = run.params.eval_side_by_side
         self.groups = [self._group(some) for some in ([self.contestants] if by_turns else [[c] for c in self.contestants])]
         self.lengths = further_lengths(self.contestants, device)
@@ -446,9 +447,9 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
     """
     p = run.params
     said: dict[str, Any] = {
-        "curve": _curve(run, sweep),
+        "curve": (curve := _curve(run, sweep)),
         "groups": _groups(run, sweep, target),
-        **_speed(sweep),
+        **_speed(sweep, {row["k"]: row["simulated"] for row in curve}),
         "lossless": evaluate.losslessness(
             {c.name: sweep.result(f"answers/{c.name}")[c.name] for c in sweep.contestants}, evaluate.TIE_NATS[p.target_dtype]
         ),
@@ -606,11 +607,14 @@ def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _speed(sweep: Sweep) -> dict[str, Any]:
+def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
     """Throughput and latencies by load and contestant, and the speed-ups.
 
-    Beside the speed-up of a drafter stands what it would be at the acceptance length that `bench/<contestant>` counted over more
-    of the held-out prompts, with answers as long (see `evaluate.at_heldout`).
+    Beside the speed-up of a drafter stands what it would be at the acceptance length of held-out prompts (`evaluate.at_heldout`):
+    for the trained drafter the simulated one, which is over all of them, for others what `bench/<contestant>` counted.
+
+    Args:
+        simulated: acceptance length of the trained drafter by draft length.
     """
     p = sweep.run.params
     fast: dict[int, dict[str, Any]] = {}
@@ -628,7 +632,8 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
         }
         ratios[load] = evaluate.speed(fast[load])["ratios"]
         for c in (c for c in sweep.contestants if c.drafter):
-            ratio, heldout = ratios[load][c.name], _al([sweep.result(f"bench/{c.name}")[c.name]["counters"]])
+            ratio, heldout = ratios[load][c.name], simulated.get(c.k) if c.name == f"eagle3-k{c.k}" else None
+            heldout = heldout or _al([sweep.result(f"bench/{c.name}")[c.name]["counters"]])
             ratio |= evaluate.at_heldout(ratio["ratio"], fast[load][c.name]["al"], heldout)
     configs = {c.name: c.config for c in sweep.contestants}
     return {"speed": fast, "ratios": ratios, "in_turn": p.eval_side_by_side, "advice": verdicts.advice(ratios, configs)}

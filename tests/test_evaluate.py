@@ -228,6 +228,14 @@ def test_training_simulation_and_serving_stand_side_by_side() -> None:
     assert (total["position"], total["training, chained"], total["simulated"], total["served"]) == ("AL", 1.48, 1.4, 1.39)
 
 
+def test_lengths_are_compared_up_to_where_training_unrolled() -> None:
+    accepted = {"al": 1.68, "unconditional": [0.4, 0.19, 0.09], "conditional": [0.4, 0.475, 0.47]}
+    rows = evaluate.train_against_serve([0.49, 0.25], accepted, {"a": [0] * 60 + [1] * 20 + [2] * 10 + [3] * 10})
+    assert [row["position"] for row in rows] == ["1", "2", "3", "AL, up to 2", "AL"]
+    shown = [(row["training, chained"], row["simulated"], row["served"]) for row in rows]
+    assert shown[2:] == [("unknown", 0.1, 0.09), (1.74, 1.6, 1.59), ("unknown", 1.7, 1.68)]
+
+
 @pytest.mark.parametrize(
     ("served", "simulated", "promised", "drafts", "alarm"),
     [

@@ -353,20 +353,21 @@ def test_speed_ups_say_whether_contestants_took_turns(run: Run, by_turns: bool) 
     def repeats(*rates: float, **counters: float) -> list[Any]:
         return [RESULT | {"output_throughput": rate, "counters": counters} for rate in rates]
 
-    found = {"none": repeats(10, 20, 30), "eagle3-k3": repeats(15.1, 29.9, 45, drafts=10, accepted_tokens=10)}
-    drafter = sweep.Contestant("eagle3-k3", DRAFTING, "{}", 3, drafter="weights")
+    drafting = repeats(15.1, 29.9, 45, drafts=10, accepted_tokens=10)
+    found = {"none": repeats(10, 20, 30), "eagle3-k3": drafting, "other-k3": drafting}
+    drafters = [sweep.Contestant(name, DRAFTING, "{}", 3, drafter="weights") for name in ("eagle3-k3", "other-k3")]
     stand_in: Any = SimpleNamespace(
         run=run,
-        contestants=[sweep.Contestant("none", PLAIN), drafter],
+        contestants=[sweep.Contestant("none", PLAIN), *drafters],
         repeats=lambda kind, label: found,
-        result=lambda name: {"eagle3-k3": {"counters": {"drafts": 10, "accepted_tokens": 5}}},
+        result=lambda name: {"other-k3": {"counters": {"drafts": 10, "accepted_tokens": 5}}},
     )
-    said = sweep._speed(stand_in)
-    ratio = said["ratios"][1]["eagle3-k3"]
+    said = sweep._speed(stand_in, {3: 1.8})
+    ratio, other = said["ratios"][1].values()
     assert said["in_turn"] is ratio["paired"] is by_turns
     assert said["advice"].startswith("by requests in flight: at 1 speculate" if by_turns else "do not speculate")
-    assert (ratio["al"], ratio["heldout_al"]) == (2.0, 1.5)
-    assert ratio["at_heldout"] == pytest.approx(ratio["ratio"] * 0.75)
+    assert (ratio["al"], ratio["heldout_al"], other["heldout_al"]) == (2.0, 1.8, 1.5)
+    assert ratio["at_heldout"] == pytest.approx(ratio["ratio"] * 0.9)
 
 
 def test_measured_cells_are_put_together_and_shown(
