@@ -157,7 +157,7 @@ def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, 
 
     Args:
         here: see `fit`.
-        measured: requests in flight, k, acceptance length, and the measured speed-up of decoding (`median`, `low`, `high`).
+        measured: requests in flight, k, acceptance length, and the measured speed-up of decoding (`ratio`, `low`, `high`).
 
     Returns:
         One row each, `error` as a share of the measured speed-up.
@@ -165,6 +165,6 @@ def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, 
     rows = []
     for streams, k, al, ratio in measured:
         predicted = here.speedup(streams, k, al)
-        row = {"requests": streams, "k": k, "AL": al, "predicted": predicted, "measured": ratio["median"]}
-        rows.append(row | {"low": ratio["low"], "high": ratio["high"], "error": predicted / ratio["median"] - 1})
+        row = {"requests": streams, "k": k, "AL": al, "predicted": predicted, "measured": ratio["ratio"]}
+        rows.append(row | {"low": ratio["low"], "high": ratio["high"], "error": predicted / ratio["ratio"] - 1})
     return rows

@@ -1,7 +1,7 @@
 """Acceptance, losslessness and speed: the same held-out prompts with no speculation, with n-gram, with the trained drafter.
 
 Every contestant gets the same token ids (the held-out rows up to their answer), greedy, and is asked twice over: all prompts at
-once for acceptance and losslessness, and a few prompts one after the other, several times, for speed.
+once for acceptance and losslessness, and a few prompts of different kinds one after the other, several times, for speed.
 
     eval/<contestant>.json    its answers (token ids), counters and timings
     eval/acceptance.json, eval/lossless.json, eval/speed.json    what they say
@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
 from eagle3kit import server as serving
-from eagle3kit import simulate, train
+from eagle3kit import simulate, train, verdicts
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
 from eagle3kit.data import load_rows, load_tokens
 from eagle3kit.errors import KitError
@@ -58,6 +60,30 @@ def questions(run: Run) -> list[Question]:
     return found[: run.params.eval_prompts or None]
 
 
+def spread(kinds: Sequence[str], count: int) -> list[int]:
+    """Places of `count` prompts in a list: evenly over it, and of kinds that were not chosen before where there are such.
+
+    The first prompts of a list need not be like the others, and speed goes with what is accepted.
+
+    Args:
+        kinds: of all prompts, in their order.
+        count: how many to choose; all where there are fewer.
+    """
+    every, count = len(kinds), min(count, len(kinds))
+    chosen: list[int] = []
+    for i in range(count):
+        start = (2 * i + 1) * every // (2 * count)
+        free = [place % every for place in range(start, start + every) if place % every not in chosen]
+        had = {kinds[place] for place in chosen}
+        chosen.append(next((place for place in free if kinds[place] not in had), free[0]))
+    return chosen
+
+
+def speed_questions(run: Run, asked: Sequence[Question]) -> list[Question]:
+    """Those that speed is measured with."""
+    return [asked[place] for place in spread([question.kind for question in asked], run.params.eval_speed_prompts)]
+
+
 def engines(run: Run) -> dict[str, Engine]:
     """How each contestant serves the target."""
     p = run.params
@@ -85,7 +111,9 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
     Raises:
         KitError: a server failed. Contestants of an earlier call are kept; of those served side by side, none.
     """
-    steps = {name: run.step(f"eval/{name}", _inputs(run, name)) for name in CONTESTANTS}
+    asked = questions(run)
+    few = speed_questions(run, asked)
+    steps = {name: run.step(f"eval/{name}", _inputs(run, name, few)) for name in CONTESTANTS}
     missing = [name for name in CONTESTANTS if not steps[name].done]
     for group in [missing] if run.params.eval_side_by_side else [[name] for name in missing]:
         with ExitStack() as stack:
@@ -97,25 +125,31 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
                 server.begin()
             for server in servers.values():
                 server.wait_ready()
-            _measure_group(run, servers, steps, say)
+            _measure_group(run, servers, steps, asked, few, say)
     return {name: read_json(step.folder / "result.json", MADE_BY) for name, step in steps.items()}
 
 
-def _inputs(run: Run, name: str) -> dict[str, Any]:
+def _inputs(run: Run, name: str, few: Sequence[Question]) -> dict[str, Any]:
     p = run.params
     return {
         "checkpoints": run.digest("checkpoints", train.MADE_BY) if name == "eagle3" else "",
         "data": run.digest("data", ROWS_MADE_BY),
         **p.subset(("target_dtype", "eval_prompts", "eval_max_tokens", "eval_concurrency", "eval_repeats")),
-        **p.subset(("eval_speed_prompts", "eval_speed_concurrency")),
+        "eval_speed_concurrency": p.eval_speed_concurrency,
+        "speed_prompts": [question.id for question in few],
         "k": {"none": 0, "ngram": p.eval_ngram_k, "eagle3": p.eval_k}[name],
     }
 
 
-def _measure_group(run: Run, servers: Mapping[str, Server], steps: Mapping[str, Step], say: Callable[[str], None]) -> None:
+def _measure_group(
+    run: Run,
+    servers: Mapping[str, Server],
+    steps: Mapping[str, Step],
+    asked: Sequence[Question],
+    few: Sequence[Question],
+    say: Callable[[str], None],
+) -> None:
     p = run.params
-    asked = questions(run)
-    few = asked[: p.eval_speed_prompts]
     results: dict[str, dict[str, Any]] = {}
     for name, server in servers.items():
         results[name] = _answers(run, server, asked, say)
@@ -299,16 +333,31 @@ def length(answers: Sequence[Sequence[int]]) -> float:
     return 1 + sum(map(sum, answers)) / sum(map(len, answers))
 
 
-def interval(answers: Sequence[Sequence[int]], draws: int = 2000) -> tuple[float | None, float | None]:
-    """95 % bootstrap interval of the acceptance length. Prompts are drawn, not drafts: those of one answer hang together."""
-    if len(answers) < 2:
+def interval(answers: Sequence[Sequence[int]]) -> tuple[float | None, float | None]:
+    """95 % interval of the acceptance length (see `_bootstrap`)."""
+    low, high = _bootstrap([(sum(counts), len(counts)) for counts in answers])
+    return (None, None) if low is None or high is None else (1 + low, 1 + high)
+
+
+def first_interval(answers: Sequence[Sequence[int]]) -> tuple[float | None, float | None]:
+    """95 % interval of the first position's acceptance (see `_bootstrap`)."""
+    return _bootstrap([(sum(count > 0 for count in counts), len(counts)) for counts in answers])
+
+
+def _bootstrap(sums: Sequence[tuple[int, int]], draws: int = 2000) -> tuple[float | None, float | None]:
+    """95 % interval of a mean over drafts. Prompts are drawn, not drafts: those of one answer hang together.
+
+    Args:
+        sums: of each prompt, its total and its drafts.
+        draws: how often as many prompts are drawn with replacement.
+    """
+    if len(sums) < 2:
         return None, None
     chance = random.Random(0)  # noqa: S311 - a reproducible interval, not a secret
-    sums = [(sum(counts), len(counts)) for counts in answers]
     found = []
     for _ in range(draws):
         drawn = chance.choices(sums, k=len(sums))
-        found.append(1 + sum(n for n, _ in drawn) / sum(n for _, n in drawn))
+        found.append(sum(n for n, _ in drawn) / sum(n for _, n in drawn))
     found.sort()
     return found[round(0.025 * (draws - 1))], found[round(0.975 * (draws - 1))]
 
@@ -343,21 +392,34 @@ def _gap(entry: Mapping[str, Any]) -> float | None:
 
 
 def speed(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Tokens per second of each contestant and its ratio to the baseline.
+    """Tokens per second of each contestant and its speed-up over the baseline (see `verdicts.speedups`).
 
-    Repeats that were taken in turns are compared pair by pair: median and range of the ratios. Otherwise the ratio is that of the
-    medians, and its range is over every repeat against every other.
+    Repeats count as taken in turns where all contestants were measured in one go; one that was measured anew alone was not.
     """
-    base = results["none"]["tokens_per_s"]
-    ratios = {}
-    for name, result in results.items():
-        if name != "none":
-            mine = result["tokens_per_s"]
-            paired = bool(result.get("paired")) and len(mine) == len(base)
-            pairs = [a / b for a, b in zip(mine, base, strict=True)] if paired else [a / b for a in mine for b in base]
-            median = statistics.median(pairs) if paired else statistics.median(mine) / statistics.median(base)
-            ratios[name] = {"median": median, "low": min(pairs), "high": max(pairs), "paired": paired}
-    return {"contestants": {name: {"tokens_per_s": list(r["tokens_per_s"])} for name, r in results.items()}, "ratios": ratios}
+    rates = {name: list(result["tokens_per_s"]) for name, result in results.items()}
+    in_turn = all(result.get("paired") for result in results.values())
+    contestants = {name: {"tokens_per_s": found} for name, found in rates.items()}
+    return {"contestants": contestants, "ratios": verdicts.speedups(rates, in_turn), "in_turn": in_turn}
+
+
+def at_heldout(ratio: float, al: float | None, heldout: float | None) -> dict[str, float | None]:
+    """What a speed-up would be at another acceptance length: a step takes as long, whatever is accepted of it.
+
+    Reckoned, and of decoding: that prompts take as long as before is left out.
+
+    Args:
+        ratio: the measured speed-up.
+        al: acceptance length of the prompts it was measured with.
+        heldout: that of the held-out prompts.
+    """
+    return {"al": al, "heldout_al": heldout, "at_heldout": ratio * heldout / al if al and heldout else None}
+
+
+def in_turn_text(in_turn: bool) -> str:
+    """What an interval of a speed-up holds, in words."""
+    if in_turn:
+        return "contestants in turn, each repeat against that of no speculation in the same round"
+    return "one contestant after the other: how the machine changed in between is in no interval"
 
 
 def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -367,11 +429,19 @@ def conclude(run: Run, results: Mapping[str, Mapping[str, Any]]) -> dict[str, di
         KitError: an answer with speculation differs from the one without by more than a tie.
     """
     p = run.params
-    kinds = {question.id: question.kind for question in questions(run)}
+    asked = questions(run)
+    few, mine = speed_questions(run, asked), results["eagle3"]
+    accepted = acceptance(mine["counters"], mine["accepted"], {question.id: question.kind for question in asked}, p.eval_k)
+    distinct = verdicts.unique_bigrams(list(mine["answers"].values()))
+    profile = verdicts.read_profile(accepted["conditional"], accepted["drafts"], distinct)
+    fast = speed(results) | {"prompts": len(few), "concurrency": p.eval_speed_concurrency}
+    drafting = [mine["accepted"][question.id] for question in few if mine["accepted"][question.id]]
+    ratio = fast["ratios"]["eagle3"]
+    ratio |= at_heldout(ratio["ratio"], length(drafting) if drafting else None, accepted["al"])
     said = {
-        "acceptance": acceptance(results["eagle3"]["counters"], results["eagle3"]["accepted"], kinds, p.eval_k),
+        "acceptance": accepted | {"profile": profile._asdict()},
         "lossless": losslessness(results, TIE_NATS[p.target_dtype]),
-        "speed": speed(results) | {"prompts": p.eval_speed_prompts, "concurrency": p.eval_speed_concurrency},
+        "speed": fast,
     }
     for name, value in said.items():
         write_json(run.path("eval", f"{name}.json"), value)
@@ -402,6 +472,7 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
     ngram = results["ngram"]["counters"]  # text that repeats nothing gives it nothing to draft
     ngram_al = 1 + ngram["accepted_tokens"] / ngram["drafts"] if ngram.get("drafts") else 1.0
     facts["acceptance.ngram_al"] = (round(ngram_al, 4), "tokens/draft")
+    facts["acceptance.profile"] = (accepted["profile"]["name"], "pattern of the positions' acceptance")
     run.record_all(facts, source)
     run.record_all(
         {"lossless.share": (lossless["share"], "share"), "lossless.ties": (len(lossless["ties"]), "answers")},
@@ -413,10 +484,21 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
         for suffix, number in (("", statistics.median(rates)), (".low", min(rates)), (".high", max(rates))):
             timing[f"speed.{name}.tokens_per_s{suffix}"] = (round(number, 2), "tokens/s")
     for name, ratio in fast["ratios"].items():
-        for suffix, key in (("", "median"), (".low", "low"), (".high", "high")):
-            timing[f"speed.{name}.ratio{suffix}"] = (round(ratio[key], 3), "x")
-    run.record_all(timing, f"{len(fast['contestants']['none']['tokens_per_s'])} repeats, concurrency {fast['concurrency']}")
+        timing |= ratio_facts(f"speed.{name}", ratio)
+    repeats = len(fast["contestants"]["none"]["tokens_per_s"])
+    run.record_all(timing, f"{repeats} repeats, concurrency {fast['concurrency']}, {in_turn_text(fast['in_turn'])}")
     run.record_all({f"time.server_{n}_ready_s": (r["ready_s"], "s") for n, r in results.items()}, "server start-up")
+
+
+def ratio_facts(name: str, ratio: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The facts of a speed-up; what is unknown is recorded as None, for an earlier value not to stay."""
+    facts = {f"{name}.ratio": (ratio["ratio"], "x"), f"{name}.ratio.low": (ratio["low"], "x")}
+    facts[f"{name}.ratio.high"] = (ratio["high"], "x")
+    if "al" in ratio:
+        facts[f"{name}.al"] = (ratio["al"], "tokens/forward, of the prompts that speed was measured with")
+        facts[f"{name}.heldout_al"] = (ratio["heldout_al"], "tokens/forward, of the held-out prompts")
+        facts[f"{name}.ratio.at_heldout"] = (ratio["at_heldout"], "x, reckoned for the acceptance length of held-out prompts")
+    return {key: (value if value is None else round(value, 3), unit) for key, (value, unit) in facts.items()}
 
 
 # ---- for the notebook
@@ -467,34 +549,61 @@ def require_served(served: Mapping[str, Sequence[int]], simulated: Mapping[str, 
 
 LEAST_SERVED, LEAST_COUNTED = 0.7, 10
 """Share of the simulated tokens that serving must accept: ties move it, a real mismatch ends it. Too few tokens say nothing."""
+LEAST_SIMULATED = 0.6
+"""Share of what training promises that the simulation must reach. Drafts start where the last one failed, in harder places."""
 
 
-def train_against_serve(run: Run, accepted: Mapping[str, Any], simulated: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-    """Per draft position what training measured, what drafting over captured states gives, and what serving gave; for a table.
+def promised(run: Run) -> list[float]:
+    """Unconditional acceptance by position as training saw it, after the epoch that is served: cumulative products.
+
+    Its factors are the trainer's conditional accuracies on the held-out rows; there are as many as training unrolled steps.
+    """
+    served = int(train.drafter_folder(run).name)
+    log = train.read_log(run.path("checkpoints", "log.jsonl"))
+    conditional: list[float] = next((row["cond"] for row in log if row["split"] == "val" and row["epoch"] == served), [])
+    return list(accumulate(conditional, mul))
+
+
+def train_against_serve(
+    promised: Sequence[float], accepted: Mapping[str, Any], simulated: Mapping[str, Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Per draft position what training promised, what drafting over captured states gives, and what serving gave; for a table.
 
     Training scores every supervised position (teacher forcing), in the draft vocabulary; the other two only where a draft starts,
-    right after the last accepted token, and in the target's vocabulary. So training agrees roughly, the others closely. The gap
-    is served less simulated; the alarm is raised where serving reaches less than `LEAST_SERVED` of the simulation.
+    right after the last accepted token, and in the target's vocabulary. So training agrees roughly, the others closely. An alarm
+    is raised where serving reaches less than `LEAST_SERVED` of the simulation, or that less than `LEAST_SIMULATED` of training.
+
+    Args:
+        promised: see `promised`.
+        accepted: see `acceptance`.
+        simulated: by prompt id, one count a draft.
     """
     counts = [count for row in simulated.values() for count in row]
+    drafted = [sum(count > i for count in counts) / len(counts) for i in range(len(accepted["unconditional"]))]
 
-    def compared(promised: float, got: float) -> dict[str, Any]:
-        return {"gap": round(got - promised, 4), "alarm": "serving is far below" if got < LEAST_SERVED * promised else ""}
-
-    rows: list[dict[str, Any]] = [
-        {
-            "position": str(i + 1),
-            "training, all positions": run.fact(f"train.val_acc_{i + 1}", "unknown"),
-            "simulated": round(sum(count > i for count in counts) / len(counts), 4),
-            "served": round(rate, 4),
-            "served, conditional": round(accepted["conditional"][i], 4),
-            **compared(sum(count > i for count in counts) / len(counts), rate),
+    def row(position: str, of_training: float | None, of_simulation: float, got: float) -> dict[str, Any]:
+        alarms = ["serving is far below the simulation"] if got < LEAST_SERVED * of_simulation else []
+        if of_training is not None and len(counts) * of_training >= LEAST_COUNTED:
+            alarms += ["the simulation is far below training"] if of_simulation < LEAST_SIMULATED * of_training else []
+        plus = 0 if position.isdigit() else 1
+        return {
+            "position": position,
+            "training, chained": "unknown" if of_training is None else round(plus + of_training, 4),
+            "simulated": round(plus + of_simulation, 4),
+            "served": round(plus + got, 4),
+            "served, conditional": "" if plus else round(accepted["conditional"][int(position) - 1], 4),
+            "served less simulated": round(got - of_simulation, 4),
+            "simulated less training": "unknown" if of_training is None else round(of_simulation - of_training, 4),
+            "alarm": "; ".join(alarms),
         }
-        for i, rate in enumerate(accepted["unconditional"])
-    ]
-    al = {"training, all positions": run.fact("train.simulated_al", "unknown"), "simulated": run.fact("acceptance.simulated_al")}
-    total = {"served": round(accepted["al"], 4), "served, conditional": "", **compared(al["simulated"] - 1, accepted["al"] - 1)}
-    return [*rows, {"position": "AL", **al, **total}]
+
+    served, steps = accepted["unconditional"], len(promised)
+    known: list[float | None] = [*promised, *[None] * len(served)]
+    rows = [row(str(i + 1), known[i], drafted[i], rate) for i, rate in enumerate(served)]
+    if 0 < steps < len(served):
+        rows.append(row(f"AL, up to {steps}", sum(promised), sum(drafted[:steps]), sum(served[:steps])))
+    whole = sum(promised[: len(served)]) if steps >= len(served) else None
+    return [*rows, row("AL", whole, sum(drafted), accepted["al"] - 1)]
 
 
 def lossless_rows(lossless: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -514,7 +623,7 @@ def lossless_rows(lossless: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def speed_rows(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Median and range of each contestant's tokens per second, and its ratio to no speculation; for a table."""
+    """Median and range of each contestant's tokens per second, and its speed-up over no speculation; for a table."""
     rows = []
     for name, value in fast["contestants"].items():
         rates = value["tokens_per_s"]
@@ -524,19 +633,28 @@ def speed_rows(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "contestant": name,
                 "tokens/s": round(statistics.median(rates), 2),
                 "range": f"{min(rates):.2f} to {max(rates):.2f}",
-                "ratio": round(ratio["median"], 3) if ratio else 1.0,
-                "ratio range": f"{ratio['low']:.2f} to {ratio['high']:.2f}" if ratio else "",
+                "speed-up": verdicts.speedup_text(ratio) if ratio else "",
+                "verdict": verdicts.outcome(ratio) if ratio else "baseline",
+                **heldout_columns(ratio or {}),
             }
         )
     return rows
 
 
+def heldout_columns(ratio: Mapping[str, Any]) -> dict[str, str]:
+    """What a speed-up says of other prompts than those that it was measured with, for a table; empty without a drafter."""
+
+    def shown(key: str, unit: str = "") -> str:
+        return "" if ratio.get(key) is None else f"{ratio[key]:.2f}{unit}"
+
+    return {
+        "AL of its prompts": shown("al"),
+        "AL held-out": shown("heldout_al"),
+        "speed-up at AL held-out, reckoned": shown("at_heldout", " x"),
+    }
+
+
 def verdict(fast: Mapping[str, Any]) -> str:
     """One sentence: whether EAGLE-3 is faster here, slower, or inside the noise."""
     ratio = fast["ratios"]["eagle3"]
-    text = f"{ratio['median']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})"
-    if ratio["low"] > 1:
-        return f"EAGLE-3 is faster here: {text}"
-    if ratio["high"] < 1:
-        return f"EAGLE-3 is slower here: {text}"
-    return f"EAGLE-3 makes no difference here that exceeds the noise: {text}"
+    return f"EAGLE-3 here: {verdicts.outcome(ratio)}, {verdicts.speedup_text(ratio)}; {in_turn_text(fast['in_turn'])}"

@@ -80,7 +80,8 @@ def _outcome(e: Evidence) -> Line:
         some = f"completed: {', '.join(done)}" if done else "no stage has completed"
         return Line("Outcome", "warn", f"Unfinished: {some}; still to run: {missing}")
     al, share = e.number("acceptance.al"), e.number("lossless.share")
-    verdict, _ = speed_verdict(e.number("speed.eagle3.ratio.low"), e.number("speed.eagle3.ratio.high"))
+    _, slowest, fastest = speedup(e)
+    verdict, _ = speed_verdict(slowest, fastest)
     if al is not None and al < 1.05:
         return Line("Outcome", "fail", "All seven stages completed, but the drafter's guesses are hardly ever accepted")
     if share is not None and share < 1:
@@ -164,7 +165,11 @@ def _positions(e: Evidence) -> Line:
     if not shares:
         return Line("By position", "unknown", "unknown: not measured (stage 06 measures it)")
     told = ", ".join(f"{percent(share)} at position {i + 1}" for i, share in enumerate(shares))
-    return Line("By position", "ok" if shares[0] >= 0.05 else "fail", f"Of all drafts accepted: {told}")
+    profile = mapping(mapping(e.json("eval/acceptance.json")).get("profile"))
+    name = short(profile.get("name") or "unknown", 60)
+    told += f". Pattern: {name}" + (f", {short(profile.get('reason'))}" if profile.get("reason") else "")
+    state = "fail" if shares[0] < 0.05 else "ok" if name in {"healthy", "near perfect"} else "warn"
+    return Line("By position", state, f"Of all drafts accepted: {told}")
 
 
 def lossless_line(e: Evidence) -> Line:
@@ -185,19 +190,59 @@ def lossless_line(e: Evidence) -> Line:
     )
 
 
+class Measured(NamedTuple):
+    """Where the speed of the run is told from, as the names of its facts.
+
+    Attributes:
+        where: the measurement, in words.
+        drafter: first part of the names of the trained drafter's facts; likewise `plain` and `ngram`.
+    """
+
+    where: str
+    drafter: str
+    plain: str
+    ngram: str
+
+
+def measured_speed(e: Evidence) -> Measured:
+    """The sweep where the advice rests on it and it measured the same load and draft length, else the short measurement.
+
+    The sweep is the longer of the two. Told from both, one line of a page could say faster and the next one not to speculate.
+    """
+    load = f"sweep.c{fmt(e.param('eval_speed_concurrency'))}"
+    drafter = f"{load}.eagle3-k{fmt(e.param('eval_k'))}"
+    if e.value("advice.from_sweep") is not True:
+        return Measured("", "speed.eagle3", "speed.none", "speed.ngram")
+    if e.number(f"{drafter}.ratio") is None:
+        return Measured("a short measurement at a load that the sweep left out", "speed.eagle3", "speed.none", "speed.ngram")
+    return Measured(f"in the sweep, {load.removeprefix('sweep.c')} at a time", drafter, f"{load}.none", f"{load}.ngram")
+
+
+def speedup(e: Evidence) -> tuple[float | None, float | None, float | None]:
+    """The trained drafter's speed-up at the run's own load, and its interval."""
+    name = measured_speed(e).drafter
+    return e.number(f"{name}.ratio"), e.number(f"{name}.ratio.low"), e.number(f"{name}.ratio.high")
+
+
 def speed_line(e: Evidence) -> Line:
-    """The speed-up, its range, and the advice."""
-    ratio, low, high = (e.number(f"speed.eagle3.ratio{end}") for end in ("", ".low", ".high"))
+    """The speed-up, its interval, what it would be at the acceptance of all held-out prompts, and the advice."""
+    ratio, low, high = speedup(e)
     if ratio is None:
         return Line("Speed", "unknown", "unknown: not measured (stage 06 measures it)")
     verdict, words = speed_verdict(low, high)
-    plain, with_drafter = e.number("speed.none.tokens_per_s"), e.number("speed.eagle3.tokens_per_s")
+    by = measured_speed(e)
+    plain, with_drafter = e.number(f"{by.plain}.tokens_per_s"), e.number(f"{by.drafter}.tokens_per_s")
     rates = "" if plain is None or with_drafter is None else f" ({with_drafter:.1f} against {plain:.1f} tokens/s)"
     text = f"{ratio:.2f} times{interval_text(low, high)} the speed without speculation{rates}: {words}"
-    ngram = e.number("speed.ngram.ratio")
+    text += f" ({by.where})" if by.where else ""
+    al, heldout = e.number(f"{by.drafter}.al"), e.number(f"{by.drafter}.heldout_al")
+    reckoned = e.number(f"{by.drafter}.ratio.at_heldout")
+    if al is not None and heldout is not None and reckoned is not None:
+        text += f"; its prompts have AL {al:.2f}, held-out ones {heldout:.2f}: reckoned for those {reckoned:.2f} times"
+    ngram = e.number(f"{by.ngram}.ratio")
     if ngram is not None:
         text += (
-            f"; n-gram {ngram:.2f} times{interval_text(e.number('speed.ngram.ratio.low'), e.number('speed.ngram.ratio.high'))}"
+            f"; n-gram {ngram:.2f} times{interval_text(e.number(f'{by.ngram}.ratio.low'), e.number(f'{by.ngram}.ratio.high'))}"
         )
     if isinstance(advice := e.value("advice.speculate"), str):
         text += f". Advice: {short(advice, 600)}"
@@ -269,7 +314,7 @@ def summary_lines(run_root: Path) -> list[str]:
     Raises:
         KitError: there is no such run folder.
     """
-    return [short(f"{line.label}: {line.text}", 600) for line in summary(Evidence(run_root))]
+    return [short(f"{line.label}: {line.text}", 900) for line in summary(Evidence(run_root))]
 
 
 # ---- checks that the report makes itself
@@ -466,7 +511,7 @@ def _check_evaluation(e: Evidence) -> list[Check]:
         found.append(
             Check(
                 "ok" if enough else "warn",
-                f"Speed was measured {min(repeats)} times" + ("" if enough else ": too few for a spread"),
+                f"Repeats of each speed measurement: {min(repeats)}" + ("" if enough else ", too few for a narrow interval"),
             )
         )
     else:

@@ -39,6 +39,7 @@ from eagle3kit.findings import (
     machine_sentence,
     speed_line,
     speed_verdict,
+    speedup,
     summary,
     target,
 )
@@ -386,6 +387,11 @@ def _prose_06(e: Evidence, bounds: Bounds) -> list[Markup]:
     return made + _groups_table(e, bounds) + _speed_table(e, bounds) + _drafting(e) + _differences(e, bounds)
 
 
+def _swept(e: Evidence) -> Mapping[str, Any]:
+    """What the sweep measured, unless it was of another drafter than the run's: then the advice does not rest on it either."""
+    return mapping(e.json("eval/sweep.json")) if e.value("advice.from_sweep") is True else {}
+
+
 def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
     """The sweep's acceptance by group: length, and each position's share of all drafts and of those accepted up to there."""
 
@@ -399,7 +405,7 @@ def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
             shares(row.get("unconditional")),
             shares(row.get("conditional")),
         )
-        for row in rows(mapping(e.json("eval/sweep.json")).get("groups"))
+        for row in rows(_swept(e).get("groups"))
     ]
     if not body:
         return []
@@ -408,7 +414,7 @@ def _groups_table(e: Evidence, bounds: Bounds) -> list[Markup]:
 
 
 def _drafting(e: Evidence) -> list[Markup]:
-    found = mapping(mapping(e.json("eval/sweep.json")).get("drafting"))
+    found = mapping(_swept(e).get("drafting"))
     if not found:
         return []
     shares = numbers(found.get("share"))
@@ -435,7 +441,7 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
         low, high = number(ratio.get("low")), number(ratio.get("high"))
         against = "1 (the baseline)" if name == "none" else "unknown"
         if ratio:
-            against = f"{two_digits(ratio.get('median'))}x{interval_text(low, high)}: {speed_verdict(low, high)[1]}"
+            against = f"{two_digits(ratio.get('ratio'))}x{interval_text(low, high)}: {speed_verdict(low, high)[1]}"
         body.append(
             (
                 _CONTESTANTS.get(name, short(name, bounds.text)),
@@ -447,6 +453,10 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
     if not body:
         return []
     said = f"Every repeat of every contestant: {fmt(record.get('prompts'))} prompts, {fmt(record.get('concurrency'))} at a time."
+    if record.get("in_turn") is True:
+        said += " The contestants took turns."
+    elif record.get("in_turn") is False:
+        said += " One contestant was measured after the other: how the machine changed in between is in no interval."
     head = ("Contestant", "Median tokens/s", "Each repeat", "Against no speculation")
     return [tag("h3", "Speed"), _say(said), data_table(head, body, right=(1,), bounds=bounds)]
 
@@ -720,7 +730,7 @@ def whole_report(e: Evidence, pictures: Sequence[Picture], left_out: set[str], b
         "state": lines[0].state,
         "outcome": short(lines[0].text),
         "al": None if e.stale("06") else e.number("acceptance.al"),
-        "ratio": None if e.stale("06") else e.number("speed.eagle3.ratio"),
+        "ratio": None if e.stale("06") else speedup(e)[0],
         "minutes": sum(spent for key, spent in e.minutes().items() if not e.stale(key)) or None,
         "finished": finished,
     }

@@ -270,9 +270,13 @@ class Params(BaseModel):
     eval_k: int = _evaluation(3, "tokens", "tokens drafted at each step", aka=("num_speculative_tokens",), ge=1, le=16)
     eval_max_tokens: int = _evaluation(96, "tokens", "longest answer while measuring", ge=1)
     eval_concurrency: int = _evaluation(16, "requests", "requests in flight while acceptance is measured", ge=1)
-    eval_speed_prompts: int = _evaluation(12, "prompts", "held-out prompts of one speed measurement", ge=1)
+    eval_speed_prompts: int = _evaluation(
+        12, "prompts", "held-out prompts of one speed measurement: of different kinds, spread over all", ge=1
+    )
     eval_speed_concurrency: int = _evaluation(1, "requests", "requests in flight while speed is measured", ge=1)
-    eval_repeats: int = _evaluation(3, "runs", "speed measurements of each contestant; fewer than 3 give no spread", ge=1)
+    eval_repeats: int = _evaluation(
+        3, "runs", "speed measurements of each contestant; one gives no interval, the sweep wants 3", ge=1
+    )
     eval_ngram_k: int = _evaluation(4, "tokens", "tokens drafted at each step by the n-gram baseline", ge=1, le=16)
     eval_side_by_side: bool = _evaluation(
         True, "", "run the servers that are compared at the same time, taking turns; needs the target's memory three times"
@@ -284,7 +288,7 @@ class Params(BaseModel):
     eval_sweep_concurrency: list[int] = _evaluation(
         [1, 4, 16], "requests", "requests in flight at which the sweep measures speed"
     )
-    eval_sweep_tokens: int = _evaluation(32, "tokens", "longest answer while the sweep measures speed", ge=8)
+    eval_sweep_tokens: int = _evaluation(24, "tokens", "longest answer while the sweep measures speed", ge=8)
     eval_drafters: list[str] = _evaluation(
         [], "", "further drafters that the sweep measures beside the trained one: local folders or hub ids"
     )
@@ -578,6 +582,20 @@ RULES: tuple[Rule, ...] = (
         "one or more draft lengths from 1 to 16, each named once",
         lambda p: not p.eval_sweep or _distinct(p.eval_sweep_k, 16),
         "set eval_sweep_k: [1, 3, 5]",
+    ),
+    Rule(
+        "sweep_has_the_drafter",
+        ("eval_sweep", "eval_sweep_k", "eval_k"),
+        "eval_k one of eval_sweep_k: at this length the sweep also samples, traces and times steps",
+        lambda p: not p.eval_sweep or p.eval_k in p.eval_sweep_k,
+        "add eval_k to eval_sweep_k",
+    ),
+    Rule(
+        "sweep_repeats",
+        ("eval_sweep", "eval_repeats"),
+        "eval_repeats at least 3 in a sweep: its advice rests on the spread of the repeats",
+        lambda p: not p.eval_sweep or p.eval_repeats >= 3,
+        "set eval_repeats: 3",
     ),
     Rule(
         "cpu_without_gpus",

@@ -471,7 +471,7 @@ def speed(data: Mapping[str, Any]) -> Figure:
     """Tokens a second of every contestant: the median as a bar, the range as a whisker, each repeat as a dot.
 
     Args:
-        data: `eval/speed.json`: `{"contestants": {name: {"tokens_per_s": [one a repeat]}}, "ratios": {name: {"median", "low",
+        data: `eval/speed.json`: `{"contestants": {name: {"tokens_per_s": [one a repeat]}}, "ratios": {name: {"ratio", "low",
             "high"}}}`; a ratio is against `none` on the same prompts.
     """
     from statistics import median
@@ -495,7 +495,7 @@ def speed(data: Mapping[str, Any]) -> Figure:
             axes.plot(spread, repeats, "o", color="white", markeredgecolor="#222222", markersize=5.5, zorder=4)
             text = f"{middle:,.1f} tokens/s"
             ratio = ratios.get(name) if isinstance(ratios, Mapping) else None
-            if isinstance(ratio, Mapping) and (centre := _finite(ratio.get("median"))) is not None:
+            if isinstance(ratio, Mapping) and (centre := _finite(ratio.get("ratio"))) is not None:
                 a, b = _finite(ratio.get("low")), _finite(ratio.get("high"))
                 text += f"\n{centre:.2f}x" + (f" ({a:.2f} to {b:.2f})" if a is not None and b is not None else "")
             axes.annotate(text, (i, high), (0, 8), textcoords="offset points", ha="center", fontsize=9.5)
@@ -514,16 +514,16 @@ def speed(data: Mapping[str, Any]) -> Figure:
 
 
 def when_it_pays(data: Mapping[str, Any]) -> Figure:
-    """Speed-up of every contestant over the requests in flight: median as a line, range as a whisker, 1 dashed.
+    """Speed-up of every contestant over the requests in flight: a line, its interval as a whisker, 1 dashed.
 
     Args:
-        data: `eval/sweep.json`: `{"ratios": {load: {contestant: {"median", "low", "high"}}}}`.
+        data: `eval/sweep.json`: `{"ratios": {load: {contestant: {"ratio", "low", "high"}}}}`.
     """
     found: dict[str, list[tuple[int, float, float, float]]] = {}
     ratios = data.get("ratios")
     for load, contestants in ratios.items() if isinstance(ratios, Mapping) else ():
         for name, ratio in contestants.items():
-            middle, low, high = (_finite(ratio.get(key)) for key in ("median", "low", "high"))
+            middle, low, high = (_finite(ratio.get(key)) for key in ("ratio", "low", "high"))
             if middle is not None and low is not None and high is not None:
                 found.setdefault(str(name), []).append((int(load), middle, low, high))
     if not found:

@@ -8,7 +8,10 @@ Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an
     first/<contestant>       many samples of the first tokens at temperature 1
     traced/<contestant>      what share of a step drafting takes
     timed/r<repeat>          seconds of decode steps and prompts, for the speed-up model of this machine (see `calibrate`)
-    speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn: pairs that ran within a minute of each other
+    speed/c<load>-r<repeat>  `vllm bench serve`, every contestant in turn; of one contestant without `eval_side_by_side`
+
+Every load is measured with the same few prompts, each as often as the others, so that acceptance is the same at all loads. Copies
+of a prompt also decode the same tokens: a mixture of experts reads fewer experts for them than for as many different prompts.
 
 On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
 captures graphs for one length, and would be slower with several.
@@ -25,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from eagle3kit import calibrate, evaluate, plan, simulate, train, verdicts
 from eagle3kit import server as serving
 from eagle3kit.bench import Bench
 from eagle3kit.data import MADE_BY as ROWS_MADE_BY
-from eagle3kit.data import load_prompts
+from eagle3kit.data import Prompt, load_prompts
 from eagle3kit.errors import KitError
 from eagle3kit.evaluate import MADE_BY, Question
 from eagle3kit.hub import local_folder
@@ -45,9 +48,9 @@ from eagle3kit.target import describe
 CURVE = tuple(range(1, 9))
 """Draft lengths whose acceptance is asked for."""
 
-LOSSLESS_PROMPTS, FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 16, 4, 48, 4
-BENCH_PROMPTS, SPEED_PROMPTS = 16, 2
-"""Answers that acceptance is counted over at each draft length, and of one speed measurement (or as many as run at a time)."""
+FIRST_PROMPTS, FIRST_SAMPLES, FIRST_TOKENS = 4, 48, 4
+ANSWERS, SPEED_PROMPTS = 20, 4
+"""Prompts whose answers are compared and whose acceptance is counted at each draft length, and those of speed at every load."""
 ALPHA = 0.001
 """At temperature 1: a test that finds this probability says that speculation changed the distribution."""
 
@@ -171,6 +174,16 @@ def work(
                 yield cell
 
 
+Asked = tuple[Question, str]
+"""A question, and the text that the chat endpoint makes it from."""
+
+
+def single_questions(asked: Sequence[Question], prompts: Sequence[Prompt]) -> list[Asked]:
+    """Of the held-out questions those that are their conversation's only turn, with its text."""
+    texts = {f"{prompt.id}_gen0": prompt.turns[0][1] for prompt in prompts if len(prompt.turns) == 1}
+    return [(question, texts[question.id]) for question in asked if question.id in texts]
+
+
 class Sweep:
     """The cells of a run's sweep, and what they ask.
 
@@ -184,20 +197,21 @@ class Sweep:
         self.run, self.bench = run, bench
         self.contestants = contestants(run, device)
         self.asked = evaluate.questions(run)
-        single = [prompt for prompt in load_prompts(run.params)[0] if prompt.split == "heldout" and len(prompt.turns) == 1]
-        single = single[: run.params.eval_prompts or None]
+        single = single_questions(self.asked, load_prompts(run.params)[0])
         if not single:
             raise KitError("no held-out prompt is a single question", fix="vllm bench sends no other: give some in data_source")
-        self.prompts = write_atomic(
-            run.path("eval", "sweep", "prompts.jsonl"),
-            "".join(json.dumps({"prompt": prompt.turns[0][1]}) + "\n" for prompt in single),
-        )
-        self.prompt_count = len(single)
+        kinds = [question.kind for question, _ in single]
+        self.fast = [single[place] for place in evaluate.spread(kinds, SPEED_PROMPTS)]
+        self.answers = [single[place] for place in evaluate.spread([""] * len(single), ANSWERS)]  # enough to be mixed as all are
         by_turns = run.params.eval_side_by_side
         self.groups = [self._group(some) for some in ([self.contestants] if by_turns else [[c] for c in self.contestants])]
         self.lengths = further_lengths(self.contestants, device)
         lengths = [self._acceptance(c) for c in self.lengths]
         self.groups = [self.groups[0] + lengths] if by_turns else [*self.groups, lengths]
+
+    def requests(self, load: int) -> int:
+        """How many requests one measurement of speed sends: the few prompts in rounds, until there are as many as in flight."""
+        return len(self.fast) * -(-load // len(self.fast))
 
     @property
     def cells(self) -> list[Cell]:
@@ -244,16 +258,16 @@ class Sweep:
 
     def _group(self, some: Sequence[Contestant]) -> list[Cell]:
         """The cells of contestants whose servers run at the same time."""
-        p, few = self.run.params, self.asked[:LOSSLESS_PROMPTS]
+        p, count = self.run.params, len(self.answers)
+        asked: dict[str, Json] = {
+            "prompts": [question.id for question, _ in self.answers],
+            "eval_sweep_tokens": p.eval_sweep_tokens,
+        }
         cells = []
         for c in some:
             long, short = p.eval_max_tokens, p.eval_sweep_tokens
-            wide = {"eval_concurrency": p.eval_concurrency}
-            cells.append(
-                self._cell(
-                    f"answers/{c.name}", [c], len(few) * short, len(few), {"eval_sweep_tokens": short, **wide}, self._answers
-                )
-            )
+            wide: dict[str, Json] = {"eval_concurrency": p.eval_concurrency}
+            cells.append(self._cell(f"answers/{c.name}", [c], count * short, count, asked | wide, self._answers))
             if c.drafter:
                 cells.append(self._acceptance(c))
             if c.name == f"eagle3-k{p.eval_k}":
@@ -273,24 +287,24 @@ class Sweep:
             tokens = (calibrate.STEPS + 4) * sum(calibrate.TOKENS)
             cells.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, which, self._steps))
         for load in p.eval_sweep_concurrency:
-            count = min(self.prompt_count, max(SPEED_PROMPTS, load))
-            timed = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=load)
-            inputs = {"eval_sweep_tokens": p.eval_sweep_tokens}
+            count = self.requests(load)
+            timed = partial(self._speed, asked=self.fast, count=count, tokens=p.eval_sweep_tokens, load=load)
+            same: Json = {"eval_sweep_tokens": p.eval_sweep_tokens, "prompts": [question.id for question, _ in self.fast]}
             for repeat in range(p.eval_repeats):
                 name = f"speed/{whose}c{load}-r{repeat + 1}"
-                cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, inputs, timed))
+                cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, same, timed))
         return cells
 
     def _acceptance(self, c: Contestant) -> Cell:
-        p, count = self.run.params, min(self.prompt_count, BENCH_PROMPTS)
-        inputs: Json = {"prompts": count, **p.subset(("eval_sweep_tokens", "eval_concurrency"))}
-        measure = partial(self._speed, count=count, tokens=p.eval_sweep_tokens, load=p.eval_concurrency)
+        p, count = self.run.params, len(self.answers)
+        inputs: Json = {"prompts": [q.id for q, _ in self.answers], **p.subset(("eval_sweep_tokens", "eval_concurrency"))}
+        measure = partial(self._speed, asked=self.answers, count=count, tokens=p.eval_sweep_tokens, load=p.eval_concurrency)
         return self._cell(f"bench/{c.name}", [c], count * p.eval_sweep_tokens, p.eval_concurrency, inputs, measure)
 
     # ---- one contestant, one measurement
 
     def _answers(self, c: Contestant, server: Server) -> Json:
-        p, few = self.run.params, self.asked[:LOSSLESS_PROMPTS]
+        p, few = self.run.params, [question for question, _ in self.answers]
         answers = evaluate.ask(server, few, p.eval_sweep_tokens, p.eval_concurrency, c.request)
         tokens = {name: answer.tokens for name, answer in answers.items()}
         base = tokens if not c.k else self.result("answers/none")["none"]["answers"]
@@ -332,10 +346,12 @@ class Sweep:
     def _drafting(self, c: Contestant, server: Server) -> Json:
         return calibrate.drafting_shares(server, self.asked[0].ids, c.request, _traces(self.run))
 
-    def _speed(self, c: Contestant, server: Server, count: int, tokens: int, load: int) -> Json:
+    def _speed(self, c: Contestant, server: Server, asked: Sequence[Asked], count: int, tokens: int, load: int) -> Json:
         if self.bench is None:
             raise RuntimeError("this sweep was made to look at")
-        return self.bench.measure(server, self.prompts, count=count, tokens=tokens, concurrency=load, extra=c.request)
+        lines = (json.dumps({"prompt": text}) + "\n" for _, text in islice(cycle(asked), count))
+        file = write_atomic(self.run.path("eval", "sweep", "prompts.jsonl"), "".join(lines))
+        return self.bench.measure(server, file, count=count, tokens=tokens, concurrency=load, extra=c.request)
 
 
 @contextmanager
@@ -384,13 +400,14 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
     """
     p, file = run.params, run.path("eval", "sweep.json")
     if not p.eval_sweep:
-        if file.exists() and run.fact("sweep.checkpoints", "") == run.digest("checkpoints", train.MADE_BY):
+        if file.exists() and run.fact("sweep.drafter", "") == run.digest("checkpoints", train.MADE_BY):
             return _advised(run, read_json(file, MADE_BY))
         say("Draft lengths, loads and temperatures were not swept: `make sweep` does it, in about fifteen minutes on two cores.")
         ngram, eagle3 = serving.ngram_config(p.eval_ngram_k), serving.eagle3_config(train.drafter_folder(run), p.eval_k)
         ratios = read_json(run.path("eval", "speed.json"), MADE_BY)["ratios"]
         words = verdicts.advice({p.eval_speed_concurrency: ratios}, {"ngram": _shown(ngram), "eagle3": _shown(eagle3)})
         run.record("advice.speculate", f"{words} (other loads: make sweep)", "", "speed-up that exceeds its noise, at one load")
+        run.record("advice.from_sweep", False, "", "the advice rests on the speed of one load")
         return None
     with Bench(run) as bench:
         sweep = Sweep(run, device, bench)
@@ -411,6 +428,7 @@ def measure(run: Run, model: Path | str, device: str, say: Callable[[str], None]
 
 def _advised(run: Run, said: dict[str, Any]) -> dict[str, Any]:
     run.record("advice.speculate", said["advice"], "", "speed-ups of the sweep that exceed their noise")
+    run.record("advice.from_sweep", True, "", "the advice rests on the sweep")
     return said
 
 
@@ -421,18 +439,17 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
     """Put the cells together, save them as `eval/sweep.json` and record the facts.
 
     Returns:
-        As `eval/sweep.json` has it: `curve` by draft length, `groups` of drafts with their acceptance and intervals, `profile`,
-        `speed` and `ratios` by load and contestant, `advice`, `lossless` (see `evaluate.losslessness`), `first` by contestant.
+        As `eval/sweep.json` has it: `curve` by draft length, `groups` of drafts with their acceptance and intervals, `speed` and
+        `ratios` by load and contestant, `in_turn`, `advice`, `lossless` (see `evaluate.losslessness`), `first` by contestant.
 
     Raises:
         KitError: speculation changed an answer at temperature 0, or the distribution of the first tokens at temperature 1.
     """
     p = run.params
     said: dict[str, Any] = {
-        "curve": _curve(run, sweep),
+        "curve": (curve := _curve(run, sweep)),
         "groups": _groups(run, sweep, target),
-        "profile": _profile(run)._asdict(),
-        **_speed(sweep),
+        **_speed(sweep, {row["k"]: row["simulated"] for row in curve}),
         "lossless": evaluate.losslessness(
             {c.name: sweep.result(f"answers/{c.name}")[c.name] for c in sweep.contestants}, evaluate.TIE_NATS[p.target_dtype]
         ),
@@ -440,15 +457,20 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
     }
     said |= _local(run, sweep, said)
     write_json(run.path("eval", "sweep.json"), said)
-    facts: dict[str, tuple[Any, str]] = {"sweep.checkpoints": (run.digest("checkpoints", train.MADE_BY), "")}
+    facts: dict[str, tuple[Any, str]] = {"sweep.drafter": (run.digest("checkpoints", train.MADE_BY), "")}
     for load, ratios in said["ratios"].items():
         for name, ratio in ratios.items():
-            for suffix, key in (("", "median"), (".low", "low"), (".high", "high")):
-                facts[f"sweep.c{load}.{name}.ratio{suffix}"] = (round(ratio[key], 3), "x")
+            facts |= evaluate.ratio_facts(f"sweep.c{load}.{name}", ratio)
+        for name, found in said["speed"][load].items():
+            facts[f"sweep.c{load}.{name}.tokens_per_s"] = (round(statistics.median(found["tokens_per_s"]), 2), "tokens/s")
     for row in said["curve"]:
-        facts[f"sweep.k{row['k']}.simulated_al"] = (round(row["simulated"], 4), "tokens/forward")
+        name = f"sweep.k{row['k']}"
+        facts[f"{name}.simulated_al"] = (round(row["simulated"], 4), "tokens/forward")
         if row["served"] is not None:
-            facts[f"sweep.k{row['k']}.al"] = (round(row["served"], 4), "tokens/forward")
+            for suffix, key in (("", "served"), (".low", "served_low"), (".high", "served_high")):
+                facts[f"{name}.al{suffix}"] = (row[key] and round(row[key], 4), "tokens/forward")
+            for what in ("unconditional", "conditional"):
+                facts[f"{name}.{what}"] = ([round(rate, 4) for rate in row[what]], "share by position")
     for row in said["groups"]:
         name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"sweep.{row['by'].split(',')[0]}.{row['group'].split(' (')[0]}")
         facts[f"{name}.al"] = (round(row["al"], 4), "tokens/forward")
@@ -456,15 +478,15 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
             facts[f"{name}.{what}"] = ([round(rate, 4) for rate in row[what]], "share by position")
     for name, test in said["first"].items():
         facts[f"sweep.{name}.first_tokens_p"] = (round(test["p"], 4), "p value")
-    if said["drafting"]:
-        for suffix, share in zip(("", ".low", ".high"), said["drafting"]["share"] or [None] * 3, strict=True):
-            facts[f"sweep.drafting_share{suffix}"] = (share and round(share, 3), "share of a step, from vLLM's trace")
+    for suffix, share in zip(("", ".low", ".high"), said["drafting"]["share"] or [None] * 3, strict=True):
+        facts[f"sweep.drafting_share{suffix}"] = (share and round(share, 3), "share of a step, from vLLM's trace")
     if said["local"]:
         errors = [abs(row["error"]) for row in said["local"]]
         facts["model.local.median_error"] = (round(statistics.median(errors), 3), "share")
         facts["model.local.worst_error"] = (round(max(errors), 3), "share")
     facts["sweep.lossless.share"] = (said["lossless"]["share"], "share")
-    run.record_all(facts, f"{p.eval_repeats} repeats in turn, {p.eval_sweep_tokens} tokens an answer, temperature 0 unless named")
+    how = f"{p.eval_repeats} repeats, {evaluate.in_turn_text(said['in_turn'])}"
+    run.record_all(facts, f"{how}; {p.eval_sweep_tokens} tokens an answer, temperature 0 unless named")
     _require_lossless(said)
     return dict(read_json(run.path("eval", "sweep.json"), MADE_BY))  # with the keys of JSON, as a later look will find it
 
@@ -487,23 +509,44 @@ def _require_lossless(said: Mapping[str, Any]) -> None:
 
 
 def _curve(run: Run, sweep: Sweep) -> list[dict[str, Any]]:
-    """Acceptance length by draft length: simulated from captured states for all, served for those that were."""
+    """Acceptance length by draft length: simulated from captured states for all, served for those that were.
+
+    What was served is counted by the engine, over all answers together. Where the same prompts were also asked one by one
+    (`answers/<contestant>`), their counts give the intervals.
+    """
     folder = train.drafter_folder(run)
     step = run.step("eval/sweep/simulated", {"checkpoints": run.digest("checkpoints", train.MADE_BY), "lengths": list(CURVE)})
     if not step.done:
         with step:
             write_json(step.folder / "result.json", simulate.heldout(run, folder, CURVE))
     rows = []
+    asked = {c.name for c in sweep.contestants}
     served_at = {c.k: c.name for c in (*sweep.contestants, *sweep.lengths) if c.name == f"eagle3-k{c.k}"}
     for k, accepted in sweep.result("simulated").items():
         answers = [counts for counts in accepted.values() if counts]
         low, high = evaluate.interval(answers)
         name = served_at.get(int(k))
         counters = sweep.result(f"bench/{name}")[name]["counters"] if name else {}
-        shares = [counters[f"accepted_{i}"] / counters["drafts"] for i in range(1, int(k) + 1)] if counters.get("drafts") else []
-        served = {"served": _al([counters]), "positions": shares}
-        rows.append({"k": int(k), "simulated": evaluate.length(answers), "low": low, "high": high, **served})
+        by_prompt = sweep.result(f"answers/{name}")[name]["accepted"] if name in asked else {}
+        row = {"k": int(k), "simulated": evaluate.length(answers), "low": low, "high": high}
+        rows.append(row | _served(counters, by_prompt, int(k)))
     return rows
+
+
+def _served(counters: Mapping[str, float], by_prompt: Mapping[str, Sequence[int]], k: int) -> dict[str, Any]:
+    drafts = counters.get("drafts", 0.0)
+    drafting = [counts for counts in by_prompt.values() if counts]
+    served_low, served_high = evaluate.interval(drafting)
+    first_low, first_high = evaluate.first_interval(drafting)
+    reached = [counters[f"accepted_{i}"] for i in range(1, k + 1)] if drafts else []
+    return {
+        "served": _al([counters]),
+        "served_low": served_low,
+        "served_high": served_high,
+        "first_low": first_low,
+        "first_high": first_high,
+        **evaluate.positions(reached, drafts),
+    }
 
 
 def _al(counted: Sequence[Mapping[str, float]]) -> float | None:
@@ -552,8 +595,7 @@ def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
     found |= {("context, tokens", name): drafts for name, drafts in by_context(lengths, greedy).items()}
     found["temperature", "0"] = greedy
     name = f"eagle3-k{run.params.eval_k}"
-    if run.params.eval_k in run.params.eval_sweep_k:
-        found["temperature", own_temperature(target)] = sweep.result(f"sampled/{name}")[name]
+    found["temperature", own_temperature(target)] = sweep.result(f"sampled/{name}")[name]
     rows = []
     for (what, group), accepted in found.items():
         if answers := [counts for counts in accepted.values() if counts]:
@@ -565,14 +607,15 @@ def _groups(run: Run, sweep: Sweep, target: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _profile(run: Run) -> verdicts.Profile:
-    accepted = read_json(run.path("eval", "acceptance.json"), MADE_BY)
-    answers = read_json(run.path("eval", "eagle3", "result.json"), MADE_BY)["answers"]
-    return verdicts.read_profile(accepted["conditional"], accepted["drafts"], verdicts.unique_bigrams(list(answers.values())))
+def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
+    """Throughput and latencies by load and contestant, and the speed-ups.
 
+    Beside the speed-up of a drafter stands what it would be at the acceptance length of held-out prompts (`evaluate.at_heldout`):
+    for the trained drafter the simulated one, which is over all of them, for others what `bench/<contestant>` counted.
 
-def _speed(sweep: Sweep) -> dict[str, Any]:
-    """Throughput and latencies by load and contestant, and the ratios of the repeats that were taken in turn."""
+    Args:
+        simulated: acceptance length of the trained drafter by draft length.
+    """
     p = sweep.run.params
     fast: dict[int, dict[str, Any]] = {}
     ratios: dict[int, dict[str, Any]] = {}
@@ -588,8 +631,12 @@ def _speed(sweep: Sweep) -> dict[str, Any]:
             for name, found in sweep.repeats("speed", f"c{load}-").items()
         }
         ratios[load] = evaluate.speed(fast[load])["ratios"]
+        for c in (c for c in sweep.contestants if c.drafter):
+            ratio, heldout = ratios[load][c.name], simulated.get(c.k) if c.name == f"eagle3-k{c.k}" else None
+            heldout = heldout or _al([sweep.result(f"bench/{c.name}")[c.name]["counters"]])
+            ratio |= evaluate.at_heldout(ratio["ratio"], fast[load][c.name]["al"], heldout)
     configs = {c.name: c.config for c in sweep.contestants}
-    return {"speed": fast, "ratios": ratios, "advice": verdicts.advice(ratios, configs)}
+    return {"speed": fast, "ratios": ratios, "in_turn": p.eval_side_by_side, "advice": verdicts.advice(ratios, configs)}
 
 
 def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -601,8 +648,6 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
         (`calibrate.compare`). The model knows no prompts, so these are of decoding alone: ratios of TPOT.
     """
     k = run.params.eval_k
-    if k not in run.params.eval_sweep_k:
-        return {"drafting": None, "local": []}  # no speculative step was timed
     timed = f"eagle3-k{k}"
     repeats = sweep.repeats("timed")
     plain, speculative = repeats["none"], [each["steps"]["1"] for each in repeats[timed]]
@@ -639,9 +684,12 @@ def curve_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "k": row["k"],
             "simulated": round(row["simulated"], 3),
-            "95 % over prompts": _range(row),
+            "simulated, 95 %": _range(row["low"], row["high"]),
             "served (vllm bench)": "not served" if row["served"] is None else round(row["served"], 3),
-            "served, by position": _rates(row["positions"]),
+            "served, 95 %": _range(row["served_low"], row["served_high"]),
+            "served, by position, of all drafts": _rates(row["unconditional"]),
+            "of those accepted up to there": _rates(row["conditional"]),
+            "position 1, 95 %": _range(row["first_low"], row["first_high"], 3),
         }
         for row in said["curve"]
     ]
@@ -655,9 +703,9 @@ def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "group": row["group"],
             "prompts": row["prompts"],
             "AL": round(row["al"], 3),
-            "95 %": _range(row),
-            "by position, of all drafts": _rates(row.get("unconditional", ())),  # an older sweep has none
-            "of those accepted up to there": _rates(row.get("conditional", ())),
+            "95 %": _range(row["low"], row["high"]),
+            "by position, of all drafts": _rates(row["unconditional"]),
+            "of those accepted up to there": _rates(row["conditional"]),
         }
         for row in said["groups"]
     ]
@@ -667,8 +715,9 @@ def _rates(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:.3f}" for share in shares)
 
 
-def _range(row: Mapping[str, Any]) -> str:
-    return "unknown: one prompt" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
+def _range(low: float | None, high: float | None, digits: int = 2) -> str:
+    """An interval over prompts; there is none of one prompt, or where the engine counted all of them together."""
+    return "unknown" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
 
 
 def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -680,12 +729,12 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             rates = found["tokens_per_s"]
             row = {"requests": load, "contestant": name, "tokens/s": f"{statistics.median(rates):.1f}"}
             row["range"] = f"{min(rates):.1f} to {max(rates):.1f}"
-            row["speed-up"] = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
+            row["speed-up"] = verdicts.speedup_text(ratio) if ratio else ""
             row["verdict"] = verdicts.outcome(ratio) if ratio else "baseline"
-            row["AL"] = "" if found["al"] is None else f"{found['al']:.2f}"
+            row |= evaluate.heldout_columns(ratio or {})
             row["drafting"] = ""
-            if (timed := said.get("drafting")) and (str(load), name) == ("1", timed["contestant"]):
-                row["drafting"] = drafting_share(timed["share"])
+            if (str(load), name) == ("1", said["drafting"]["contestant"]):
+                row["drafting"] = drafting_share(said["drafting"]["share"])
             for what in ("ttft", "tpot"):
                 row[f"{what.upper()} p50 / p99 (ms)"] = f"{found[f'median_{what}_ms']:.0f} / {found[f'p99_{what}_ms']:.0f}"
             rows.append(row)
@@ -707,7 +756,7 @@ def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "predicted": round(row["predicted"], 2),
             "measured, decoding": f"{row['measured']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
             "error": f"{row['error']:+.0%}",
-            "measured, prompts included": round(said["ratios"][str(row["requests"])][f"eagle3-k{row['k']}"]["median"], 2),
+            "measured, prompts included": round(said["ratios"][str(row["requests"])][f"eagle3-k{row['k']}"]["ratio"], 2),
         }
         for row in said["local"]
     ]

@@ -139,6 +139,6 @@ def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) 
 
 def test_predictions_stand_beside_what_was_measured(run: Run) -> None:
     here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0)
-    (row,) = calibrate.compare(here, [(1, 3, 2.0, {"median": 1.0, "low": 0.9, "high": 1.1})])
+    (row,) = calibrate.compare(here, [(1, 3, 2.0, {"ratio": 1.0, "low": 0.9, "high": 1.1})])
     assert row["predicted"] == pytest.approx(1.2)
     assert row["error"] == pytest.approx(0.2)

@@ -223,6 +223,8 @@ VIOLATIONS: dict[str, dict[str, Any]] = {
     "speed_fits_server": {"eval_speed_concurrency": 8, "serve_max_num_seqs": 4},
     "sweep_loads_fit_server": {"eval_sweep": True, "serve_max_num_seqs": 8},
     "sweep_draft_lengths": {"eval_sweep": True, "eval_sweep_k": [3, 3]},
+    "sweep_has_the_drafter": {"eval_sweep": True, "eval_sweep_k": [1, 5]},
+    "sweep_repeats": {"eval_sweep": True, "eval_repeats": 2},
     "cpu_without_gpus": {"device": "cpu", "gpu_count": 1},
     "cuda_with_gpus": {"device": "cuda", "gpu_count": 0},
     "cpu_without_tensor_parallel": {"device": "cpu", "serve_tensor_parallel": 2},

@@ -50,14 +50,14 @@ ACCEPTANCE = {
 }
 SPEED = {
     "contestants": {"none": {"tokens_per_s": [80.2, 79.0, 82.1]}, "eagle3": {"tokens_per_s": [79.1, 84.0, 82.0]}},
-    "ratios": {"eagle3": {"median": 1.01, "low": 0.96, "high": 1.05}},
+    "ratios": {"eagle3": {"ratio": 1.01, "low": 0.96, "high": 1.05}},
     "prompts": 12,
     "concurrency": 1,
 }
 PAYS = {
     "ratios": {
-        "1": {"eagle3-k3": {"median": 1.2, "low": 1.1, "high": 1.3}},
-        "16": {"eagle3-k3": {"median": 1.0, "low": 0.9, "high": 1.1}},
+        "1": {"eagle3-k3": {"ratio": 1.2, "low": 1.1, "high": 1.3}},
+        "16": {"eagle3-k3": {"ratio": 1.0, "low": 0.9, "high": 1.1}},
     }
 }
 Maker = Callable[[Any], Any]

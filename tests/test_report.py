@@ -57,6 +57,9 @@ FACTS: dict[str, tuple[Any, str, str]] = {
     "speed.eagle3.ratio": (1.01, "x", "06"),
     "speed.eagle3.ratio.low": (0.96, "x", "06"),
     "speed.eagle3.ratio.high": (1.05, "x", "06"),
+    "speed.eagle3.al": (1.98, "tokens/forward", "06"),
+    "speed.eagle3.heldout_al": (1.72, "tokens/forward", "06"),
+    "speed.eagle3.ratio.at_heldout": (0.88, "x", "06"),
     "advice.speculate": ("do not speculate: nothing is faster", "", "06"),
     "choice.drafter_heads": (9, "heads", "02"),
     "memory.peak_gb": (8.1, "GB", "run"),
@@ -83,6 +86,7 @@ PARAMS = [
     ("train_epochs", 5, "file", 6, "epochs", "passes over the training conversations", "training"),
     ("train_lr", 3e-4, "command line", 1e-3, "", "learning rate at its peak", "training"),
     ("eval_k", 3, "default", 3, "tokens", "tokens drafted at each step", "evaluation"),
+    ("eval_speed_concurrency", 1, "default", 1, "requests", "requests in flight while speed is measured", "evaluation"),
 ]
 FIELDS = ("name", "value", "origin", "default", "unit", "description", "group")
 
@@ -104,6 +108,18 @@ def png(size: int = 0, name: str = "small") -> bytes:
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + pad + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", name.encode())
     )
+
+
+SWEPT: dict[str, tuple[Any, str, str]] = {
+    "advice.from_sweep": (True, "", "06"),
+    "sweep.c1.none.tokens_per_s": (70.0, "tokens/s", "06"),
+    "sweep.c1.eagle3-k3.tokens_per_s": (84.0, "tokens/s", "06"),
+    "sweep.c1.eagle3-k3.ratio": (1.2, "x", "06"),
+    "sweep.c1.eagle3-k3.ratio.low": (1.1, "x", "06"),
+    "sweep.c1.eagle3-k3.ratio.high": (1.3, "x", "06"),
+    "sweep.c1.ngram.ratio": (0.8, "x", "06"),
+    "advice.speculate": ("by requests in flight: at 1 speculate", "", "06"),
+}
 
 
 def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -> Path:
@@ -146,11 +162,14 @@ def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -
         kind: {"al": 1.5 + i / 10, "prompts": 10} for i, kind in enumerate(("story", "lists", "explain", "code", "arithmetic"))
     }
     acceptance = {"k": 3, "al": 1.72, "al_low": 1.66, "al_high": 1.78, "unconditional": [0.42, 0.19, 0.11]}
+    acceptance |= {"profile": {"name": "healthy", "reason": "the first guess is right in 42.0%", "fix": ""}}
     write(root, "eval/acceptance.json", acceptance | {"conditional": [0.42, 0.452, 0.579], "by_kind": kinds})
     rates = {"none": [80.2, 79.0, 82.1], "ngram": [70.0, 75.0, 71.0], "eagle3": [79.1, 84.0, 82.0]}
-    ratios = {"ngram": {"median": 0.9, "low": 0.86, "high": 0.95}, "eagle3": {"median": 1.01, "low": 0.96, "high": 1.05}}
+    ratios = {"ngram": {"ratio": 0.9, "low": 0.86, "high": 0.95}, "eagle3": {"ratio": 1.01, "low": 0.96, "high": 1.05}}
     contestants = {name: {"tokens_per_s": values} for name, values in rates.items()}
-    write(root, "eval/speed.json", {"contestants": contestants, "ratios": ratios, "prompts": 12, "concurrency": 1})
+    write(
+        root, "eval/speed.json", {"contestants": contestants, "ratios": ratios, "prompts": 12, "concurrency": 1, "in_turn": True}
+    )
     group = {"by": "context, tokens", "group": "65 to 128", "prompts": 40, "al": 1.61, "low": 1.5, "high": 1.7}
     group |= {"unconditional": [0.41, 0.2], "conditional": [0.41, 0.4878]}
     drafting = {"contestant": "eagle3-k3", "share": [0.127, 0.08, 0.17]}
@@ -231,10 +250,12 @@ def test_finished_run_reads_well(run: Path) -> None:
         "All seven stages completed: the drafter is accepted (AL 1.72), it is lossless, and on this machine neither faster nor",
         "52,114 tokens in training rows",
         "1.72 (1.66 to 1.78) tokens a forward pass at k = 3",
-        "42.0 % at position 1, 19.0 % at position 2, 11.0 % at position 3",
+        "42.0 % at position 1, 19.0 % at position 2, 11.0 % at position 3. Pattern: healthy, the first guess is right in 42.0%",
         "100.0 % of 80 compared outputs equal those without speculation, token for token, counting 1 that parts at a tie",
         "1.01 times (0.96 to 1.05) the speed without speculation (82.0 against 80.2 tokens/s): inside the noise",
+        "its prompts have AL 1.98, held-out ones 1.72: reckoned for those 0.88 times",
         "n-gram 0.90 times (0.86 to 0.95)",
+        "12 prompts, 1 at a time. The contestants took turns.",
         "the last step finished 2026-01-02 03:06 UTC",
         "passed: the extracted states give the server's own most likely token at 100.0 % of positions",
         "At most 8.1 GB in all processes together, on Some CPU @ 2.6 GHz, 2 cores, 24 GB",
@@ -246,8 +267,6 @@ def test_finished_run_reads_well(run: Path) -> None:
         "Full accuracy by TTT step at the last validation: 40.0 % at step 1",
         "EAGLE-3 heldout-7 31 284 -1.2500 end of the answer -1.2501",
         "Trainer and server agree",
-        "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %",
-        "drafting takes: 12.7 % (8.0 % to 17.0 %) in vLLM's own trace",
         "Every step was made from what the run now holds (21 links",
         "● train_lr",
         "eagle3kit run params/local.yaml",
@@ -419,6 +438,42 @@ def test_speed_is_told_honestly(tmp_path: Path, low: float | None, high: float |
     facts = FACTS | {"speed.eagle3.ratio.low": (low, "x", "06"), "speed.eagle3.ratio.high": (high, "x", "06")}
     lines = findings.summary_lines(make_run(tmp_path / "local", facts))
     assert word in next(line for line in lines if line.startswith("Speed"))
+
+
+def test_the_sweep_supersedes_the_short_measurement(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "local", FACTS | SWEPT)
+    lines = findings.summary_lines(run)
+    speed = next(line for line in lines if line.startswith("Speed"))
+    assert "1.20 times (1.10 to 1.30)" in speed
+    assert "(84.0 against 70.0 tokens/s): faster (in the sweep, 1 at a time); n-gram 0.80 times" in speed
+    assert "1.01" not in speed
+    assert "faster than no speculation" in lines[0]
+    page = text_of(page_of(run))
+    assert "context, tokens: 65 to 128 1.61 (1.50 to 1.70) 41.0 %, 20.0 % 41.0 %, 48.8 %" in page
+    assert "drafting takes: 12.7 % (8.0 % to 17.0 %) in vLLM's own trace" in page
+
+
+def test_a_sweep_of_another_drafter_does_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "local", FACTS | SWEPT | {"advice.from_sweep": (False, "", "06")})
+    assert "1.01 times (0.96 to 1.05)" in next(line for line in findings.summary_lines(run) if line.startswith("Speed"))
+    assert "from the sweep" not in page_of(run)
+
+
+def test_a_load_that_the_sweep_left_out_is_said(tmp_path: Path) -> None:
+    facts = FACTS | {name: fact for name, fact in SWEPT.items() if "eagle3" not in name}
+    speed = next(line for line in findings.summary_lines(make_run(tmp_path / "local", facts)) if line.startswith("Speed"))
+    assert "1.01 times" in speed
+    assert "a short measurement at a load that the sweep left out" in speed
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("healthy", "ok"), ("weak", "warn"), ("degenerate text", "warn"), ("unknown", "warn")]
+)
+def test_the_pattern_of_acceptance_is_told(tmp_path: Path, name: str, state: str) -> None:
+    run = make_run(tmp_path / "local")
+    write(run, "eval/acceptance.json", {"profile": {"name": name, "reason": "so it is"}})
+    line = next(line for line in findings.summary(evidence.Evidence(run)) if line.label == "By position")
+    assert (line.state, f"Pattern: {name}, so it is" in line.text) == (state, True)
 
 
 def test_no_acceptance_is_a_failure(tmp_path: Path) -> None:

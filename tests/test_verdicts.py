@@ -1,5 +1,6 @@
 """What figures allow to say, on made-up figures with known answers."""
 
+import math
 import random
 from typing import Any
 
@@ -17,6 +18,9 @@ PROFILES: list[tuple[list[float], float, float | None, str]] = [
     ([0.01, 0.0, 0.0], 10, 0.95, "unknown"),
     ([], 1000, 0.95, "unknown"),
     ([0.36], 1000, 0.95, "healthy"),
+    ([0.10, 0.02, 0.0], 1000, 0.95, "weak"),
+    ([0.14, 0.3, 0.3], 1000, 0.95, "weak"),
+    ([0.15, 0.3, 0.3], 1000, 0.95, "healthy"),
 ]
 
 
@@ -65,8 +69,85 @@ def test_equal_samples_are_no_evidence() -> None:
     assert verdicts.two_sample(same, same, 100) == {"statistic": 0, "expected": pytest.approx(0.1, abs=0.1), "p": 1}
 
 
-def ratio(median: float, low: float, high: float) -> dict[str, float]:
-    return {"median": median, "low": low, "high": high}
+KNOWN = [(0.95, 1, 12.7062), (0.95, 2, 4.3027), (0.95, 4, 2.7764), (0.95, 8, 2.3060), (0.99, 10, 3.1693), (0.975, 24, 2.3909)]
+"""Of the tables of Student's t: probability within, degrees of freedom, bound."""
+
+
+@pytest.mark.parametrize(("inside", "freedom", "bound"), KNOWN)
+def test_bounds_of_students_t_are_those_of_the_tables(inside: float, freedom: int, bound: float) -> None:
+    assert verdicts.t_bound(inside, freedom) == pytest.approx(bound, abs=1e-4)
+
+
+def measured(seed: int, speed: dict[str, float], noise: float = 0.05, drift: float = 0.2, n: int = 3) -> dict[str, list[float]]:
+    """Rates of repeats in turn: a repeat's minute moves all contestants alike, noise each by itself."""
+    chance = random.Random(seed)  # noqa: S311 - made-up rates
+    minutes = [chance.gauss(0, drift) for _ in range(n)]
+    return {name: [10 * factor * math.exp(m + chance.gauss(0, noise)) for m in minutes] for name, factor in speed.items()}
+
+
+def test_a_speed_up_is_the_geometric_mean_of_pairs_with_its_interval_by_hand() -> None:
+    rates = {"none": [10.0, 20.0, 40.0], "eagle3": [10 * 1.2, 20 * 1.2 * 1.1, 40 * 1.2 / 1.1]}
+    (found,) = verdicts.speedups(rates, True).values()
+    assert found["ratio"] == pytest.approx(1.2)
+    assert (found["paired"], found["repeats"]) == (True, 3)
+    # two contestants: the t-interval of three log ratios, whose standard deviation is log 1.1
+    half = 4.3027 * math.log(1.1) / math.sqrt(3)
+    assert (found["low"], found["high"]) == pytest.approx((1.2 * math.exp(-half), 1.2 * math.exp(half)), rel=1e-4)
+
+
+def test_the_interval_is_pooled_and_corrected_for_the_number_of_contestants() -> None:
+    rates = {"none": [1.0, 1.0, 1.0], "a": [1.0, 1.1, 1 / 1.1], "b": [1.0, 1 / 1.1, 1.1]}
+    found = verdicts.speedups(rates, True)
+    spread = math.sqrt(4 * math.log(1.1) ** 2 / 4)  # four residuals that are not zero, four degrees of freedom
+    half = 3.4954 * spread * math.sqrt(2 / 3)  # 97.5 % within
+    assert found["a"]["high"] == found["b"]["high"] == pytest.approx(math.exp(half), rel=1e-4)
+
+
+def test_what_moves_all_contestants_of_a_round_is_no_noise_unless_they_took_no_turns() -> None:
+    rates = measured(1, {"none": 1, "ngram": 1, "eagle3": 1.3})
+    in_turn, apart = (verdicts.speedups(rates, turns)["eagle3"] for turns in (True, False))
+    assert verdicts.outcome(in_turn) == "faster"
+    assert apart["ratio"] == pytest.approx(in_turn["ratio"])
+    assert apart["high"] / apart["low"] > in_turn["high"] / in_turn["low"]
+    assert (in_turn["paired"], apart["paired"]) == (True, False)
+
+
+def sweep(seed: int, speed: dict[str, float]) -> dict[int, dict[str, dict[str, Any]]]:
+    return {load: verdicts.speedups(measured(3 * seed + i, speed), True) for i, load in enumerate((1, 4, 16))}
+
+
+ALIKE = dict.fromkeys(("none", "ngram", "eagle3-k1", "eagle3-k3", "eagle3-k5"), 1.0)
+
+
+def test_where_nothing_is_faster_few_sweeps_advise_to_speculate() -> None:
+    chosen = [verdicts.advise(sweep(seed, ALIKE)) for seed in range(2000)]
+    assert sum(set(found.values()) != {"none"} for found in chosen) / 2000 <= 0.06
+
+
+def test_the_intervals_of_a_load_hold_together() -> None:
+    missed = 0
+    for seed in range(2000):
+        found = verdicts.speedups(measured(seed, ALIKE), True)
+        missed += any(verdicts.outcome(ratio) != "inside the noise" for ratio in found.values())
+    assert 0.02 <= missed / 2000 <= 0.06
+
+
+def test_a_clear_gain_is_found() -> None:
+    chosen = [verdicts.advise(sweep(seed, ALIKE | {"eagle3-k3": 1.3})) for seed in range(200)]
+    assert sum(found == dict.fromkeys((1, 4, 16), "eagle3-k3") for found in chosen) >= 190
+
+
+def test_one_repeat_tells_nothing() -> None:
+    found = verdicts.speedups({"none": [10.0], "eagle3": [30.0]}, True)
+    assert found["eagle3"] == {"ratio": pytest.approx(3), "low": None, "high": None, "paired": True, "repeats": 1}
+    assert verdicts.outcome(found["eagle3"]) == "unknown: one repeat"
+    assert verdicts.speedup_text(found["eagle3"]) == "3.00 x (interval unknown)"
+    assert verdicts.advise({1: found}) == {1: "none"}
+    assert verdicts.advice({1: found}, {}).startswith("unknown: one repeat")
+
+
+def ratio(middle: float, low: float, high: float) -> dict[str, float]:
+    return {"ratio": middle, "low": low, "high": high}
 
 
 RATIOS: dict[int, dict[str, Any]] = {
