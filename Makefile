@@ -16,8 +16,8 @@ sweep: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Longer than `make test` may be: the Kimi-K2.5-shaped target through all seven notebooks, with both engines; a run killed at
-# KILLS random moments; a disk that fills up.
+# Longer than `make test` may be: the Kimi-K2.5-shaped target through all seven notebooks, with both engines; training online; one
+# fault after the other; a run killed at KILLS random moments; a disk that fills up. Two hours on two cores.
 KILLS ?= 20
 soak: $(VENV)/ready
 	EAGLE3KIT_KILLS=$(KILLS) $(BIN)/python -m pytest tests/soak -s

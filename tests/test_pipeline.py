@@ -218,10 +218,11 @@ def test_damage_is_found_before_training(pipeline: Pipeline, damage: str) -> Non
 def test_a_corrupt_file_is_extracted_anew(pipeline: Pipeline) -> None:
     folder, before = pipeline.root / "hidden_states", pipeline.facts()
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("hs_*.safetensors")}
-    damaged = ("hs_5.safetensors", "hs_7.safetensors")
+    damaged = ("hs_5.safetensors", "hs_7.safetensors", "hs_9.safetensors")
     was = {name: load_file(folder / name)["hidden_states"].clone() for name in damaged}  # the file itself is only mapped
     hurt(folder / "hs_5.safetensors", "flip")
     hurt(folder / "hs_7.safetensors", "truncate")
+    hurt(folder / "hs_9.safetensors", "empty")
     status, output = pipeline.run("--from", "03_extract_hidden_states", "--to", "03_extract_hidden_states")
     assert status == 0, output[-3000:]
     assert pipeline.nothing_left()

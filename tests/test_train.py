@@ -24,7 +24,7 @@ from eagle3kit import access, compat, hidden_states, train
 from eagle3kit.data import load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.params import Params
-from eagle3kit.rundir import Run, write_json
+from eagle3kit.rundir import Run, file_digest, write_json
 from eagle3kit.server import Server
 from eagle3kit.trainer import JsonLines, orthogonalize, row_of, simulated_al, unmark_before_saving
 
@@ -252,6 +252,25 @@ def test_a_trainer_that_hangs_is_ended_and_named_and_without_that_is_waited_for(
         train.train(run, "/model", "cpu", lambda log: None)
     assert (time.monotonic() - began < 6) == (stall_s < 6)
     assert not run.path("logs", "trainer.pid").exists()
+
+
+def test_damaged_states_are_not_trained_on_and_without_the_guard_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "command", lambda *_: [sys.executable, "-c", ""])
+    run = prepared(tmp_path)
+    for name, notebook in (("config", train.CONFIG_MADE_BY), ("hidden_states", "03_extract_hidden_states")):
+        with Run(run.params, notebook).step(name, {}):
+            pass
+    states = run.path("hidden_states", "hs_0.safetensors")
+    states.write_bytes(b"these were looked at")
+    write_json(states.with_name("files.json"), {states.name: [states.stat().st_size, file_digest(states)]})
+    states.write_bytes(b"these were not seen!")
+    with pytest.raises(KitError, match="1 hidden-state file.*damaged or gone, the first is hs_0.safetensors"):
+        train.train(run, "/model", "cpu", lambda log: None)
+    monkeypatch.setattr(hidden_states, "require_intact", lambda run: None)
+    with pytest.raises(KitError, match="no checkpoint"):  # the trainer was started, and does nothing here
+        train.train(run, "/model", "cpu", lambda log: None)
 
 
 def test_another_choice_of_checkpoint_needs_no_training(tmp_path: Path) -> None:
