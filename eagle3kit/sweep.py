@@ -3,7 +3,7 @@
 Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an interrupted sweep measures what is missing.
 
     answers/<contestant>     greedy answers: the same as without speculation? Accepted tokens of each draft
-    bench/<contestant>       `vllm bench serve`: acceptance from the engine's counters; on a CPU for every length of `CURVE`
+    bench/<contestant>       `vllm bench serve`: acceptance from the engine's counters, for every length of `CURVE`
     sampled/<contestant>     the drafter at the target's own temperature
     first/<contestant>       many samples of the first tokens at temperature 1
     traced/<contestant>      what share of a step drafting takes
@@ -13,8 +13,8 @@ Every measurement is a cell, a resumable step of its own under `eval/sweep/`; an
 Every load is measured with the same few prompts, each as often as the others, so that acceptance is the same at all loads. Copies
 of a prompt also decode the same tokens: a mixture of experts reads fewer experts for them than for as many different prompts.
 
-On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length has a server of its own: there vLLM
-captures graphs for one length, and would be slower with several.
+On a CPU one server a drafter gives every draft length (see `scheduler`). On a GPU each length whose speed is measured has one of
+its own: there vLLM captures graphs for one length, and would be slower with several.
 """
 
 from __future__ import annotations
@@ -111,14 +111,24 @@ def contestants(run: Run, device: str) -> list[Contestant]:
     return found
 
 
-def further_lengths(found: Sequence[Contestant], device: str) -> list[Contestant]:
-    """The trained drafter at the lengths of `CURVE` that are no contestants; none on a GPU, where each would be a server more."""
+def further_lengths(found: Sequence[Contestant], drafter: Path, device: str) -> list[Contestant]:
+    """The trained drafter at the lengths of `CURVE` that are no contestants: only what it accepts is asked of them.
+
+    On a GPU one more server gives them all. It is slower than one of a single length, which changes nothing about acceptance; no
+    machine with GPUs has tried it yet.
+
+    Args:
+        found: the contestants. drafter: the trained drafter's folder.
+    """
     trained = {c.k: c for c in found if c.name == f"eagle3-k{c.k}"}
     like = next(iter(trained.values()))
+    if device != "cpu":
+        longest = serving.eagle3_config(drafter, max(CURVE))
+        like = replace(like, engine=serving.speculating("sweep_eagle3_lengths", longest, or_shorter=True))
     return [
         replace(like, name=f"eagle3-k{k}", k=k, extra=json.dumps({"vllm_xargs": {"draft_tokens": k}}))
         for k in CURVE
-        if k not in trained and device == "cpu"
+        if k not in trained
     ]
 
 
@@ -205,9 +215,10 @@ class Sweep:
         self.answers = [single[place] for place in evaluate.spread([""] * len(single), ANSWERS)]  # enough to be mixed as all are
         by_turns = run.params.eval_side_by_side
         self.groups = [self._group(some) for some in ([self.contestants] if by_turns else [[c] for c in self.contestants])]
-        self.lengths = further_lengths(self.contestants, device)
+        self.lengths = further_lengths(self.contestants, train.drafter_folder(run), device)
         lengths = [self._acceptance(c) for c in self.lengths]
-        self.groups = [self.groups[0] + lengths] if by_turns else [*self.groups, lengths]
+        served_already = by_turns and device == "cpu"
+        self.groups = [self.groups[0] + lengths] if served_already else [*self.groups, lengths]
 
     def requests(self, load: int) -> int:
         """How many requests one measurement of speed sends: the few prompts in rounds, until there are as many as in flight."""
