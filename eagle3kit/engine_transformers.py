@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3kit import state_files
+from eagle3kit import origin, state_files
 from eagle3kit.hub import local_folder
 from eagle3kit.rundir import Run, cannot_write, write_atomic
 from eagle3kit.server import Engine, cores
@@ -210,7 +210,9 @@ class TransformersEngine:
             mask[number, width - len(prompt) :] = 1
         sampling: dict[str, Any] = {"do_sample": False}
         if p.data_temperature:
-            sampling = {"do_sample": True, "temperature": p.data_temperature, "top_k": 0}
+            # without a top_k of its own transformers would take 50, vLLM takes all
+            chosen = {"top_k": 0} | origin.own_sampling(self.model, p.target_revision)
+            sampling = {"do_sample": True, "temperature": p.data_temperature, **chosen}
         torch.manual_seed(p.seed)
         device = self._model.device
         written = self._model.generate(

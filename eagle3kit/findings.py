@@ -417,7 +417,10 @@ def _check_origin(e: Evidence) -> list[Check]:
     made = f"chat template {short(label.get('chat_template'))}, thinking {short(label.get('thinking'))}"
     if label.get("on_policy") is True:
         sampling = mapping(label.get("sampling"))
-        who = f"{short(label.get('model'))} at {short(label.get('revision'))}, temperature {fmt(sampling.get('temperature'))}"
+        at = short(label.get("commit") or label.get("revision"))
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        how = ", ".join(f"{name} {fmt(sampling[name])}" for name in names if name in sampling)
+        who = f"{short(label.get('model'))} at {at}, {how or 'sampling unknown'},"
         return [Check("ok", f"On-policy: {who} wrote the answers; {made}")]
     share = e.number("data.off_policy_tokens")
     text = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3kit import hidden_states, reference, state_files
-from eagle3kit.data import MADE_BY, load_rows, load_tokens
+from eagle3kit.data import MADE_BY, load_origin, load_rows, load_tokens
 from eagle3kit.errors import KitError
 from eagle3kit.hidden_states import CAPTURE, head_and_norm, kept_rows, load_states, reopen_for_new, state_file
 from eagle3kit.hub import local_folder
@@ -105,7 +105,7 @@ def _record(run: Run, folder: Path) -> None:
         run.record("extraction.layer_error", worst, "relative L2", source)
     if "reason" not in own:
         run.record("extraction.own_answers", own["agree"], "share", f"{own['positions']} positions of {own['rows']} rows")
-    elif "agree" in own:
+    elif "agree" in own and not run.params.data_regenerate:
         source = f"tokens that are not the target's most likely ones, at {own['positions']} positions of {own['rows']} rows"
         run.record("data.off_policy_tokens", 1 - own["agree"], "share", source)
 
@@ -177,6 +177,10 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
         return found | {
             "reason": f"not judged: the target did not write these answers; {hits / positions:.1%} are its own tokens"
         }
+    penalty = (load_origin(run).get("sampling") or {}).get("repetition_penalty", 1)
+    if penalty != 1:
+        of_all = f"{hits / positions:.1%} of the tokens are the most likely ones"
+        return found | {"reason": f"not judged: the target's own repetition_penalty ({penalty:g}) chooses other tokens; {of_all}"}
     suspicious = [index for index, (right, of, _) in counted.items() if right < LEAST_AGREEMENT * of]
     looked = score_rows(run, suspicious, LOOK, head, norm, eps)
     poor = {index: right / of for index, (right, of, _) in looked.items() if right < LEAST_AGREEMENT * of}

@@ -7,6 +7,7 @@ for a text that it will never see; nothing fails, it only accepts less.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,23 +24,49 @@ def describe(params: Params, model: str | Path, rows: Sequence[Sequence[int]]) -
         model: the target, a folder or hub id. rows: token ids of every row.
 
     Returns:
-        `{"on_policy", "model", "revision", "sampling", "chat_template", "thinking", "rows_with_thoughts", "empty_thoughts"}`; the
-        chat template by its digest, `sampling` None for answers that the target did not write.
+        `{"on_policy", "model", "revision", "commit", "sampling", "chat_template", "thinking", "rows_with_thoughts",
+        "empty_thoughts"}`; the chat template by its digest, `commit` empty for a local folder, `sampling` None for answers that
+        the target did not write.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=params.trust_remote_code)
     template = tokenizer.chat_template
+    asked = {"temperature": params.data_temperature, "max_tokens": params.data_max_response_tokens, "seed": params.seed}
+    file = _cached(model, params.target_revision, "config.json")
     return {
         "on_policy": params.data_regenerate,
         "model": params.target_model,
         "revision": params.target_revision,
-        "sampling": {"temperature": params.data_temperature, "max_tokens": params.data_max_response_tokens, "seed": params.seed}
-        if params.data_regenerate
-        else None,
+        "commit": file.parent.name if file is not None and file.parent.parent.name == "snapshots" else "",
+        "sampling": asked | own_sampling(model, params.target_revision) if params.data_regenerate else None,
         "chat_template": hashlib.blake2b(str(template).encode(), digest_size=8).hexdigest() if template else "",
         **thinking(tokenizer, rows),
     }
+
+
+def own_sampling(model: str | Path, revision: str) -> dict[str, float]:
+    """What the target's `generation_config.json` sets of how tokens are chosen; vLLM and transformers both follow it.
+
+    Its temperature is left out: every request names one.
+    """
+    file = _cached(model, revision, "generation_config.json")
+    try:
+        config = json.loads(file.read_bytes()) if file is not None else {}
+    except (OSError, ValueError):
+        config = {}
+    found = {name: config.get(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _cached(model: str | Path, revision: str, name: str) -> Path | None:
+    """A file of the target, in its folder or the hub's cache; None where it has none."""
+    if Path(model).is_dir():
+        return Path(model) / name
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(str(model), name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
 
 
 def thought(ids: Sequence[int], opened: int, closed: int) -> list[list[int]]:

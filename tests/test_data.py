@@ -388,8 +388,29 @@ def test_the_label_names_what_wrote_the_answers(monkeypatch: pytest.MonkeyPatch)
     assert label["on_policy"] is True
     assert (label["model"], label["revision"], label["thinking"]) == ("smollm2-135m", "abc", "none")
     assert label["sampling"]["temperature"] == 0.5
+    assert label["commit"] == ""
     Tags.chat_template = "others"
     assert origin.describe(Params(), "target", [[1, 2]])["chat_template"] != label["chat_template"]
+
+
+def test_the_label_has_what_the_target_itself_sets_and_the_commit_of_a_hub_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Tags())
+    folder = tmp_path / "snapshots" / "0123abc"
+    folder.mkdir(parents=True)
+    own = {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.1, "top_k": None, "bos_token_id": 1}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda _, name, revision: str(folder / name))
+    label = origin.describe(Params(data_temperature=0.5), "some/target", [[1, 2]])
+    assert label["commit"] == "0123abc"
+    asked = {"temperature": 0.5, "max_tokens": 96, "seed": 0}
+    assert label["sampling"] == asked | {"top_p": 0.95, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text("{")
+    assert origin.describe(Params(data_temperature=0.5), str(folder), [[1, 2]])["sampling"] == asked
 
 
 def test_every_prompt_is_kept_or_dropped_for_a_reason(run: Run) -> None:

@@ -78,7 +78,7 @@ def opened(target: Path, folder: Path, **changes: Any) -> tuple[Run, Transformer
     source = folder / "source.jsonl"
     if not source.exists():
         rows = [conversation(" ".join(f"w{(i + j) % 59}" for j in range(1 + i % 5))) for i in range(12)]
-        rows[3] = {"messages": [{"role": "user", "content": "w1 w2"}, {"role": "user", "content": "w3"}]}
+        rows[3] = {"messages": [{"role": "user", "content": "w58 w57"}, {"role": "user", "content": "w3"}]}
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     values: dict[str, Any] = {
         "runs_dir": str(folder),

@@ -384,6 +384,15 @@ def test_answers_of_another_writer_are_rated_and_not_judged(extracted: Run, targ
     assert given.fact("extraction.own_answers") is None
 
 
+def test_a_target_with_a_repetition_penalty_of_its_own_is_not_judged_by_its_likeliest_tokens(
+    extracted: Run, target: Path
+) -> None:
+    FAULTS["two samples swapped"][0](extracted)
+    write_json(extracted.path("data", "origin.json"), {"sampling": {"temperature": 0, "repetition_penalty": 1.1}})
+    found = golden.answers(extracted, *hidden_states.head_and_norm(target), EPS)
+    assert "repetition_penalty (1.1)" in found["reason"]
+
+
 def test_positions_are_spread_from_first_to_last() -> None:
     assert golden.spread(list(range(10, 30)), 4) == [10, 16, 23, 29]
     assert golden.spread([5, 6], 4) == [5, 6]
