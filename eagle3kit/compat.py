@@ -425,6 +425,8 @@ def _finding(row: _Row, need: Need, *, without_vllm: bool) -> Finding:
     fix = f"{need.install}, or set {parameter}" if parameter else need.install
     if without_vllm:
         fix += "; with extraction_engine: transformers the run gets as far as notebook 05"
+    elif status == "fail":
+        fix += "; extraction_engine: transformers does not help"
     return Finding(name, status, wanted, found, fix, without_vllm)
 
 
