@@ -1,10 +1,11 @@
 """The speed-up model fitted to this machine, to see whether its form holds where everything can be measured.
 
-Timed are decode steps of 1 to 16 requests and prompts of two lengths without speculation, and a speculative step of one request.
-The steps give what a step costs and what a request adds to it with its token; the prompts what a token alone adds, for verifying
-a draft adds tokens to a request and no requests. What share of the speculative step drafting takes is traced, which gives the
-drafter's passes; what the step takes beyond all that is `Constants.verification_s`. The speed-ups that follow at other loads and
-draft lengths are held against those of decoding that the sweep measured, with other requests.
+Timed are decode steps of 1 to 16 requests and prompts of two lengths without speculation, and speculative steps of 1 and of 16
+requests at one draft length. The plain steps give what a step costs and what a request adds to it with its token; the prompts
+what a token alone adds, for verifying a draft adds tokens to a request and no requests. What share of the speculative step
+drafting takes is traced, which gives the drafter's passes; what both speculative steps take beyond all that is
+`Constants.verification_s` and `draft_s`. The speed-ups that follow at other loads and draft lengths are held against those of
+decoding that the sweep measured, with other requests.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from eagle3kit.speedup import COMPUTE_SHARE, Constants, Setup, active_parameters
 
 TOKENS = (1, 2, 4, 8, 16)
 """Requests of the timed steps, and so their tokens."""
+SPECULATIVE = (TOKENS[0], TOKENS[-1])
+"""Requests of the timed speculative steps. Copies of one: others would need another number of steps for their answers."""
 STEPS, REPEATS = 8, 4
-"""Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative step."""
+"""Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative steps."""
 PROMPTS = (16, 128)
 """Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
 
@@ -87,7 +90,14 @@ def _timed(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra:
     return time.monotonic() - began, steps
 
 
-def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], speculative: float, k: int, drafting: float) -> Setup:
+def fit(
+    run: Run,
+    plain: Mapping[int, float],
+    prompts: Mapping[int, float],
+    speculative: Mapping[int, float],
+    k: int,
+    drafting: float,
+) -> Setup:
     """This machine as the model sees it.
 
     Least squares over the plain steps, and over what the longer prompt takes beyond the shorter: bytes read / bandwidth +
@@ -97,8 +107,8 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
     Args:
         plain: seconds of a step without speculation by its requests.
         prompts: seconds to answer one prompt by its tokens.
-        speculative: seconds of a step of one request with drafts of `k` tokens.
-        drafting: the share of that step spent drafting; 0 where it is unknown: then the drafter costs what its size says.
+        speculative: seconds of a step with drafts of `k` tokens by its requests, of one among them.
+        drafting: the share of that of one spent drafting; 0 where it is unknown: then the drafter costs what its size says.
 
     Raises:
         KitError: fewer than two plain steps were timed, or they make no line that rises from above zero.
@@ -126,9 +136,11 @@ def fit(run: Run, plain: Mapping[int, float], prompts: Mapping[int, float], spec
     drafter = plan.drafter_read_bytes(served, plan.drafter_shape(p, served)) * served_bytes(served, p.target_dtype) / 2
     found = Constants(1, 0, 1, 0, request_s=a_request)
     made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=found)
-    found = replace(found, pass_s=max(0.0, drafting * speculative - made.step(1, k)["drafter"]) / k)
+    found = replace(found, pass_s=max(0.0, drafting * speculative[1] - made.step(1, k)["drafter"]) / k)
     made = replace(made, constants=found)
-    return replace(made, constants=replace(found, verification_s=max(0.0, speculative - made.step_s(1, k))))
+    left = [seconds - made.step_s(n, k) for n, seconds in speculative.items()]
+    a_step, a_draft = non_negative_least_squares([(1, n * k) for n in speculative], left)
+    return replace(made, constants=replace(found, verification_s=a_step, draft_s=a_draft))
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:

@@ -22,12 +22,12 @@ class Line(NamedTuple):
 
 
 def speed_verdict(low: float | None, high: float | None) -> tuple[str, str]:
-    """What a ratio's range allows to say: (`faster`, `slower`, `noise` or `unknown`, the same in words)."""
+    """What a ratio's range allows to say, as `verdicts.outcome`: (`faster`, `slower`, `noise` or `unknown`, the same in words)."""
     if low is None or high is None:
         return "unknown", "whether that is more than noise is unknown, no spread was measured"
-    if low > 1:
+    if round(low, 2) > 1:
         return "faster", "faster"
-    if high < 1:
+    if round(high, 2) < 1:
         return "slower", "slower"
     return "noise", "inside the noise, neither faster nor slower"
 

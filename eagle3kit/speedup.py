@@ -8,7 +8,7 @@ A step that verifies t tokens of B streams takes
   + all-reduces             two a layer, of t hidden states, from a latency table of the machine
   + launches                a constant a layer, and on a CPU one a request
   + drafter                 k passes: its weights and its own KV cache read, arithmetic, launches, and two all-reduces a layer
-  + verification            a constant a speculative step
+  + verification            a constant a speculative step, and on a CPU one a drafted token
 
 and yields AL tokens a stream; speed-up = AL x step without / step with (Leviathan et al., arXiv 2211.17192). Four constants are
 fitted, on published rows only (`model_check`), and stored in `presets/speedup.json`; the rest is data: the target's config,
@@ -345,6 +345,7 @@ class Constants:
         request_s: seconds that a request adds to every step, whatever its tokens. Not fitted on published rows: 0 where the CPU
             that schedules and replies is not the one that computes.
         pass_s: seconds that a drafter's pass takes beyond its reading, its arithmetic and its launches; as `request_s`.
+        draft_s: seconds that each drafted token of each request takes beyond all of these; as `request_s`.
     """
 
     bandwidth_share: float
@@ -353,6 +354,7 @@ class Constants:
     verification_s: float
     request_s: float = 0.0
     pass_s: float = 0.0
+    draft_s: float = 0.0
 
 
 @cache
@@ -442,7 +444,7 @@ class Setup:
             "all-reduce": 2 * t.n_layers * all_reduce_s(hw, kind, tokens * state, self.gpus),
             "launches": t.n_layers * c.layer_s + streams * c.request_s,
             "drafter": k * a_pass if self.drafter_bytes else 0.0,
-            "verification": c.verification_s if k else 0.0,
+            "verification": c.verification_s + streams * k * c.draft_s if k else 0.0,
         }
 
     @property

@@ -294,8 +294,9 @@ class Sweep:
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         modelled = [c for c in some if c.name in ("none", f"eagle3-k{p.eval_k}")]
         which: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "steps": calibrate.STEPS}
+        which["speculative"] = list(calibrate.SPECULATIVE)
         for repeat in range(calibrate.REPEATS if modelled else 0):
-            tokens = (calibrate.STEPS + 4) * sum(calibrate.TOKENS)
+            tokens = (calibrate.STEPS + 4) * sum((*calibrate.TOKENS, *calibrate.SPECULATIVE)) // 2  # of each contestant
             cells.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, which, self._steps))
         for load in p.eval_sweep_concurrency:
             count = self.requests(load)
@@ -350,7 +351,8 @@ class Sweep:
     def _steps(self, c: Contestant, server: Server) -> Json:
         prompts = [question.ids[-calibrate.PROMPTS[0] :] for question in self.asked]
         if c.k:
-            return {"steps": calibrate.step_times(server, prompts, (1,), c.request)}
+            alike = prompts[:1] * max(calibrate.SPECULATIVE)
+            return {"steps": calibrate.step_times(server, alike, calibrate.SPECULATIVE, c.request)}
         steps = calibrate.step_times(server, prompts, calibrate.TOKENS, c.request)
         return {"steps": steps, "prompts": calibrate.prompt_times(server, list(chain(*prompts)))}
 
@@ -661,15 +663,19 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     k = run.params.eval_k
     timed = f"eagle3-k{k}"
     repeats = sweep.repeats("timed")
-    plain, speculative = repeats["none"], [each["steps"]["1"] for each in repeats[timed]]
+    plain, speculative = repeats["none"], repeats[timed]
     steps, prompts = (
         {int(n): statistics.median(each[what][n] for each in plain) for n in plain[0][what]} for what in ("steps", "prompts")
     )
     # the ratio of neighbours: a machine that slows down for a minute slows both
-    step = steps[1] * statistics.median(s / each["steps"]["1"] for s, each in zip(speculative, plain, strict=True))
+    drafted = {
+        int(n): steps[int(n)]
+        * statistics.median(s["steps"][n] / each["steps"][n] for s, each in zip(speculative, plain, strict=True))
+        for n in speculative[0]["steps"]
+    }
     shares = sweep.result(f"traced/{timed}")[timed]
     share = [statistics.median(shares), min(shares), max(shares)] if shares else None
-    here = calibrate.fit(run, steps, prompts, step, k, share[0] if share else 0.0)
+    here = calibrate.fit(run, steps, prompts, drafted, k, share[0] if share else 0.0)
     measured = []
     for load, found in said["speed"].items():
         if not all(ms for c in found.values() for ms in c["tpot_ms"]):

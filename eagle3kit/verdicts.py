@@ -184,10 +184,14 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def outcome(ratio: Mapping[str, Any]) -> str:
-    """`faster`, `slower`, `inside the noise` where the interval of a speed-up holds 1, or that it has none."""
+    """`faster`, `slower`, `inside the noise` where the interval of a speed-up holds 1, or that it has none.
+
+    The ends count as they are printed, with two digits, so that no `1.00` stands beside `faster`.
+    """
     if ratio["low"] is None:
         return "unknown: one repeat"
-    return "faster" if ratio["low"] > 1 else "slower" if ratio["high"] < 1 else "inside the noise"
+    low, high = round(ratio["low"], 2), round(ratio["high"], 2)
+    return "faster" if low > 1 else "slower" if high < 1 else "inside the noise"
 
 
 def speedup_text(ratio: Mapping[str, Any]) -> str:
@@ -220,7 +224,8 @@ def advice(ratios: Mapping[int, Mapping[str, Mapping[str, Any]]], configs: Mappi
         return "unknown: one repeat does not tell a gain from noise"
     chosen = advise(ratios)
     if set(chosen.values()) <= {"none"}:
-        return f"do not speculate: nothing is faster beyond the noise at {', '.join(map(str, chosen))} requests in flight"
+        loads = ", ".join(map(str, chosen)) + (" request" if list(chosen) == [1] else " requests")
+        return f"do not speculate: nothing is faster beyond the noise at {loads} in flight"
     said = []
     for load, name in chosen.items():
         if name == "none":

@@ -66,32 +66,44 @@ def test_no_timed_prompt_finds_the_cache_of_another() -> None:
 
 
 def test_the_fitted_machine_has_the_timed_steps(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0)
+    here = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 0)
     for n, seconds in PLAIN.items():
         assert here.step_s(n) == pytest.approx(seconds)
     assert here.step_s(1, 3) == pytest.approx(0.090)
     assert here.speedup(1, 3, 2.0) == pytest.approx(2.0 * PLAIN[1] / 0.090)
 
 
+def test_two_timed_loads_tell_what_a_step_and_what_a_drafted_token_takes(run: Run) -> None:
+    bare = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.0}, 3, 0)
+    timed = {n: bare.step_s(n, 3) + 0.004 + 0.0008 * 3 * n for n in (1, 16)}
+    here = calibrate.fit(run, PLAIN, PROMPTS, timed, 3, 0)
+    assert here.constants is not None
+    assert (here.constants.verification_s, here.constants.draft_s) == (pytest.approx(0.004), pytest.approx(0.0008))
+    assert here.step_s(4, 5) == pytest.approx(bare.step_s(4, 5) + 0.004 + 0.0008 * 5 * 4)
+    one = calibrate.fit(run, PLAIN, PROMPTS, {1: timed[1]}, 3, 0)  # one load cannot tell them apart
+    assert one.constants is not None
+    assert one.constants.draft_s == 0
+
+
 def test_a_token_to_verify_costs_no_request(run: Run) -> None:
-    target = replace(calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3, 0), drafter_bytes=0)
+    target = replace(calibrate.fit(run, PLAIN, PROMPTS, {1: 0.0}, 3, 0), drafter_bytes=0)
     assert target.step_s(4, 3) == pytest.approx(0.050 + 4 * REQUEST_S + 16 * TOKEN_S)
     assert target.step_s(4, 3) < PLAIN[16]
 
 
 def test_the_drafter_alone_is_a_lower_bound(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, PROMPTS, 0.0, 3, 0)
+    here = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.0}, 3, 0)
     assert here.step(1, 3)["verification"] == 0
     assert here.step_s(1, 3) > 0.050 + REQUEST_S + 4 * TOKEN_S
 
 
 def test_a_traced_share_is_what_the_drafters_passes_take(run: Run) -> None:
-    by_size = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0).step(1, 3)
-    traced = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0.3)
+    by_size = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 0).step(1, 3)
+    traced = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 0.3)
     assert traced.step(1, 3)["drafter"] == pytest.approx(0.027)
     assert traced.step_s(1, 3) == pytest.approx(0.090)
     assert traced.step(1, 1)["drafter"] == pytest.approx(0.009)
-    less = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 1e-6).step(1, 3)
+    less = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 1e-6).step(1, 3)
     assert less == by_size
 
 
@@ -117,7 +129,7 @@ def test_drafting_is_traced_for_one_request(tmp_path: Path) -> None:
 
 def test_what_noise_makes_negative_is_left_out_of_the_fit(run: Run) -> None:
     """Prompts that came back sooner the longer they were give operations a negative time; clipped, the steps would be missed."""
-    here = calibrate.fit(run, PLAIN, {16: 0.30, 128: 0.25}, 0.090, 3, 0)
+    here = calibrate.fit(run, PLAIN, {16: 0.30, 128: 0.25}, {1: 0.090}, 3, 0)
     for n, seconds in PLAIN.items():  # a request and its token cannot be told apart then, but together they take what they took
         assert here.step_s(n) == pytest.approx(seconds, rel=1e-4)
     assert here.constants is not None
@@ -134,11 +146,11 @@ def test_a_coefficient_that_would_be_negative_is_zero_and_the_others_are_fitted_
 @pytest.mark.parametrize("plain", [{1: 0.05}, {1: 0.01, 16: 1.0}])
 def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) -> None:
     with pytest.raises(KitError, match="make no line"):
-        calibrate.fit(run, plain, PROMPTS, 0.1, 3, 0)
+        calibrate.fit(run, plain, PROMPTS, {1: 0.1}, 3, 0)
 
 
 def test_predictions_stand_beside_what_was_measured(run: Run) -> None:
-    here = calibrate.fit(run, PLAIN, PROMPTS, 0.090, 3, 0)
+    here = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 0)
     (row,) = calibrate.compare(here, [(1, 3, 2.0, {"ratio": 1.0, "low": 0.9, "high": 1.1})])
     assert row["predicted"] == pytest.approx(1.2)
     assert row["error"] == pytest.approx(0.2)

@@ -160,6 +160,7 @@ def test_outcomes_need_the_whole_range() -> None:
     assert verdicts.outcome(ratio(1.3, 1.2, 1.4)) == "faster"
     assert verdicts.outcome(ratio(0.8, 0.7, 0.9)) == "slower"
     assert verdicts.outcome(ratio(1.5, 0.9, 2.0)) == "inside the noise"
+    assert verdicts.outcome(ratio(1.2, 1.0001, 1.4)) == "inside the noise"  # the page says 1.00
 
 
 def test_the_fastest_beyond_the_noise_is_advised_at_each_load() -> None:
@@ -173,3 +174,4 @@ def test_the_fastest_beyond_the_noise_is_advised_at_each_load() -> None:
 def test_where_nothing_is_faster_the_advice_is_not_to() -> None:
     words = verdicts.advice({16: RATIOS[16]}, {})
     assert words == "do not speculate: nothing is faster beyond the noise at 16 requests in flight"
+    assert "at 1 request in flight" in verdicts.advice({1: {"ngram": ratio(1.0, 0.9, 1.1)}}, {})
