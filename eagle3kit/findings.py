@@ -22,7 +22,7 @@ class Line(NamedTuple):
 
 
 def speed_verdict(low: float | None, high: float | None) -> tuple[str, str]:
-    """What a ratio's range allows to say, as `verdicts.outcome`: (`faster`, `slower`, `noise` or `unknown`, the same in words)."""
+    """What a ratio's range allows to say: (`faster`, `slower`, `noise` or `unknown`, the same in words)."""
     if low is None or high is None:
         return "unknown", "whether that is more than noise is unknown, no spread was measured"
     if round(low, 2) > 1:
