@@ -495,7 +495,10 @@ def test_off_policy_rows_are_told_with_what_is_known_of_their_cost(tmp_path: Pat
     (found,) = findings._check_origin(evidence.Evidence(tmp_path))
     assert found.state == "warn"
     assert f"would most likely not write: {share}. " in found.text
-    assert "how much less is not measured" in found.text
+    assert "how much less is not measured here" in found.text
+    assert "44 %" in found.text
+    readme = Path(__file__).parents[1] / "README.md"
+    assert "where 44 % of the tokens" in readme.read_text()  # the same measurement
 
 
 @pytest.mark.parametrize(
