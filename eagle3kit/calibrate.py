@@ -28,8 +28,11 @@ TOKENS = (1, 2, 4, 8, 16)
 """Requests of the timed steps, and so their tokens."""
 SPECULATIVE = (TOKENS[0], TOKENS[-1])
 """Requests of the timed speculative steps. Copies of one: others would need another number of steps for their answers."""
-STEPS, REPEATS = 8, 4
-"""Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative steps."""
+STEPS, REPEATS = 24, 3
+"""Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative steps.
+
+A timing is the difference of two answers: of 8 steps it scattered by half, of 24 by a tenth.
+"""
 PROMPTS = (16, 128)
 """Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
 
