@@ -65,6 +65,16 @@ def config_file(hub_id: str, revision: str, parameters: str) -> tuple[Path | Non
     return Path(path), f"config.json of {hub_id}@{revision} {place}"
 
 
+def cached_file(model: str | Path, revision: str, name: str) -> Path | None:
+    """A file of a model, in its folder, where it need not exist, or in the hub's cache; None where that has none. Asks nobody."""
+    if Path(model).is_dir():
+        return Path(model) / name
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(str(model), name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
 def weight_bytes(hub_id: str, revision: str) -> int | None:
     """Size of a hub model's weight files; None where the hub does not say: a convenience that must not stop anything."""
     from huggingface_hub import HfApi

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle3kit import hub
 from eagle3kit.params import Params
 
 THINK, END_THINK = "<think>", "</think>"
@@ -33,7 +34,7 @@ def describe(params: Params, model: str | Path, rows: Sequence[Sequence[int]]) -
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=params.trust_remote_code)
     template = tokenizer.chat_template
     asked = {"temperature": params.data_temperature, "max_tokens": params.data_max_response_tokens, "seed": params.seed}
-    file = _cached(model, params.target_revision, "config.json")
+    file = hub.cached_file(model, params.target_revision, "config.json")
     return {
         "on_policy": params.data_regenerate,
         "model": params.target_model,
@@ -50,23 +51,13 @@ def own_sampling(model: str | Path, revision: str) -> dict[str, float]:
 
     Its temperature is left out: every request names one.
     """
-    file = _cached(model, revision, "generation_config.json")
+    file = hub.cached_file(model, revision, "generation_config.json")
     try:
         config = json.loads(file.read_bytes()) if file is not None else {}
     except (OSError, ValueError):
         config = {}
     found = {name: config.get(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
-def _cached(model: str | Path, revision: str, name: str) -> Path | None:
-    """A file of the target, in its folder or the hub's cache; None where it has none."""
-    if Path(model).is_dir():
-        return Path(model) / name
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(str(model), name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
 
 
 def thought(ids: Sequence[int], opened: int, closed: int) -> list[list[int]]:

@@ -282,15 +282,14 @@ class Server(AbstractContextManager["Server"]):
         told, ports_left = 0.0, PORTS_TRIED - 1
         while not (healthy := self.healthy()) or self._shares_port():
             child, waited = self._started(), time.monotonic() - self._began
-            taken = healthy or "address already in use" in child.log.read_text(errors="replace").lower()
-            if taken and ports_left and (healthy or child.status is not None):
-                self._say(f"  port {self.port} was taken meanwhile: trying another")
-                ports_left -= 1
-                self.stop()
-                self.begin()
-                continue
             if healthy or child.status is not None:
+                taken = healthy or "address already in use" in child.log.read_text(errors="replace").lower()
                 self.stop()
+                if taken and ports_left:
+                    self._say(f"  port {self.port} was taken meanwhile: trying another")
+                    ports_left -= 1
+                    self.begin()
+                    continue
                 raise KitError(
                     f"the vLLM server '{self.engine.name}' ended while starting",
                     seen=f"another process listens on port {self.port} too" if healthy else self.explain(),
