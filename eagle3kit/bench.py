@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -97,6 +98,10 @@ class Bench(AbstractContextManager["Bench"]):
 def read(result: Mapping[str, Any], count: int) -> dict[str, Any]:
     """What the kit keeps of a result: throughput, latencies in ms, and `counters` as `evaluate.spec_counters` names them.
 
+    Of the steps after an answer's first token also `step_ms`, the median time between two, and `tokens_a_step`, those that a step
+    gave to a request; None where all answers had one token. They fall short of the counters' acceptance length by what the last
+    draft of an answer holds beyond its end.
+
     Raises:
         KitError: fewer than `count` requests were answered.
     """
@@ -109,7 +114,11 @@ def read(result: Mapping[str, Any], count: int) -> dict[str, Any]:
     counters = {name: float(result.get(key, 0)) for key, name in COUNTED.items()}
     for i, rate in enumerate(result.get("spec_decode_per_position_acceptance_rates") or []):
         counters[f"accepted_{i + 1}"] = rate * counters["drafts"]
-    return {key: result[key] for key in KEPT} | {"counters": counters}
+    # the chat endpoint begins an answer with a piece that holds no token, and sends the first token right behind it
+    steps = [gap for gaps in result["itls"] for gap in gaps[1:]]
+    step_ms = 1e3 * statistics.median(steps) if steps else None
+    a_step = (result["total_output_tokens"] - count) / len(steps) if steps else None
+    return {key: result[key] for key in KEPT} | {"step_ms": step_ms, "tokens_a_step": a_step, "counters": counters}
 
 
 def main(folder: Path) -> None:

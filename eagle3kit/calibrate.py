@@ -10,11 +10,12 @@ decoding that the sweep measured, with other requests.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import combinations, cycle, islice
+from itertools import combinations, cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +30,39 @@ TOKENS = (1, 2, 4, 8, 16)
 SPECULATIVE = (TOKENS[0], TOKENS[-1])
 """Requests of the timed speculative steps. Copies of one: others would need another number of steps for their answers."""
 STEPS, REPEATS = 24, 3
-"""Steps that one timing lasts, and timings, each of the plain steps followed by one of the speculative steps.
-
-A timing is the difference of two answers: of 8 steps it scattered by half, of 24 by a tenth.
-"""
+"""Steps of one timing, about, and timings, each of the plain steps followed by one of the speculative steps."""
+YIELD = 1.6
+"""Tokens that a speculative step is taken to yield where the length of its answers is chosen."""
 PROMPTS = (16, 128)
 """Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
 
 
 def step_times(
-    server: Server, prompts: Sequence[Sequence[int]], counts: Iterable[int], extra: Mapping[str, Any]
+    server: Server, prompts: Sequence[Sequence[int]], counts: Iterable[int], extra: Mapping[str, Any], tokens: int = STEPS
 ) -> dict[int, float]:
-    """Seconds of a decode step by requests in flight.
+    """Seconds of a decode step by requests in flight: the median gap between two pieces of a streamed answer.
 
-    What precedes decoding is taken off: requests for two tokens are timed too.
+    Of gaps, because one stall of a shared machine is in one of them, and in no other; the seconds of whole answers scattered by
+    a tenth where their median gaps do by a twentieth. Only those count in which all requests were decoding.
 
     Args:
         prompts: token ids; a count beyond their number is left out.
         counts: requests at a time.
         extra: further fields of every request.
+        tokens: of an answer, after its first.
+
+    Raises:
+        KitError: the server sent no answer in pieces.
     """
     found = {}
     for n in (count for count in counts if count <= len(prompts)):
-        (short, few), (long, many) = (_timed(server, prompts[:n], tokens, extra) for tokens in (2, 2 + STEPS))
-        found[n] = max(1e-9, long - short) / max(1, many - few)  # noise must not make it a divisor of 0
+        answers = _arrivals(server, prompts[:n], 1 + tokens, extra)
+        begun, ended = max(times[0] for times in answers), min(times[-1] for times in answers)
+        gaps = [(a, b) for times in answers for a, b in pairwise(times)]
+        together = [b - a for a, b in gaps if begun <= a and b <= ended] or [b - a for a, b in gaps]
+        if not together:
+            raise KitError("a streamed answer came in one piece", seen=f"{n} requests for {1 + tokens} tokens each")
+        found[n] = statistics.median(together)
     return found
 
 
@@ -62,8 +72,12 @@ def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, float]:
     Args:
         ids: token ids that the prompts are cut from.
     """
-    salts = {n: {"cache_salt": f"{n} {time.monotonic_ns()}"} for n in PROMPTS}
-    return {n: _timed(server, [list(islice(cycle(ids), n))], 1, salt)[0] for n, salt in salts.items()}
+    found = {}
+    for n in PROMPTS:
+        salt, began = {"cache_salt": f"{n} {time.monotonic_ns()}"}, time.monotonic()
+        ((at, *_),) = _arrivals(server, [list(islice(cycle(ids), n))], 1, salt)
+        found[n] = at - began
+    return found
 
 
 def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, Any], folder: Path) -> list[float]:
@@ -74,23 +88,19 @@ def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, A
         folder: where the server writes its traces.
     """
     with server.traced():
-        _timed(server, [prompt], STEPS, extra)
+        _arrivals(server, [prompt], STEPS, extra)
     return step_trace.read(folder)
 
 
-def _timed(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra: Mapping[str, Any]) -> tuple[float, int]:
-    """Seconds until all prompts have so many tokens, and the steps that the longest of them took."""
+def _arrivals(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra: Mapping[str, Any]) -> list[list[float]]:
+    """When the pieces of the answers to prompts that are asked together came, in seconds of `time.monotonic`."""
 
-    def one(ids: Sequence[int]) -> int:
+    def one(ids: Sequence[int]) -> list[float]:
         body = {"model": server.model, "prompt": list(ids), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **extra}
-        reply = server.post("/v1/completions", body)
-        drafted = (reply.get("metrics") or {}).get("speculative_decoding") or {}
-        return len(drafted.get("per_step_accepted") or []) or tokens
+        return server.arrivals("/v1/completions", body)
 
-    began = time.monotonic()
     with ThreadPoolExecutor(len(prompts)) as pool:
-        steps = max(pool.map(one, prompts))
-    return time.monotonic() - began, steps
+        return list(pool.map(one, prompts))
 
 
 def fit(

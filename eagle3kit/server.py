@@ -367,10 +367,33 @@ class Server(AbstractContextManager["Server"]):
         Raises:
             KitError: the server is gone, refuses the request, or has not answered within `stall_timeout_s`.
         """
+        with self._posted(path, body) as reply:
+            answer: dict[str, Any] = json.loads(reply.read() or b"{}")
+            return answer
+
+    def arrivals(self, path: str, body: dict[str, Any]) -> list[float]:
+        """Send a JSON request and return when each piece of the streamed answer came, in seconds of `time.monotonic`.
+
+        A step of the engine gives one piece, with as many tokens as it yielded.
+
+        Raises:
+            KitError: as `post`, or the server reports an error in the middle of the stream.
+        """
+        times = []
+        with self._posted(path, {**body, "stream": True}) as reply:
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    times.append(time.monotonic())
+                    if b'"choices"' not in line:
+                        said = line[:300].decode(errors="replace")
+                        raise KitError(f"the server '{self.engine.name}' broke off {path}", seen=said)
+        return times
+
+    @contextlib.contextmanager
+    def _posted(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
         try:
             with self._open(path, self.run.params.stall_timeout_s, json.dumps(body).encode()) as reply:
-                answer: dict[str, Any] = json.loads(reply.read() or b"{}")
-                return answer
+                yield reply
         except urllib.error.HTTPError as error:
             raise KitError(
                 f"the server '{self.engine.name}' refused {path}",

@@ -293,16 +293,17 @@ class Sweep:
                 cells.append(self._cell(f"traced/{c.name}", [c], calibrate.STEPS, 1, {}, self._drafting))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         modelled = [c for c in some if c.name in ("none", f"eagle3-k{p.eval_k}")]
-        which: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "steps": calibrate.STEPS}
-        which["speculative"] = list(calibrate.SPECULATIVE)
-        for repeat in range(calibrate.REPEATS if modelled else 0):
-            tokens = (calibrate.STEPS + 4) * sum((*calibrate.TOKENS, *calibrate.SPECULATIVE)) // 2  # of each contestant
-            cells.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, which, self._steps))
-        for load in p.eval_sweep_concurrency:
-            count = self.requests(load)
-            timed = partial(self._speed, asked=self.fast, count=count, tokens=p.eval_sweep_tokens, load=load)
-            same: Json = {"eval_sweep_tokens": p.eval_sweep_tokens, "prompts": [question.id for question, _ in self.fast]}
-            for repeat in range(p.eval_repeats):
+        gaps: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "gaps": calibrate.STEPS}
+        gaps["speculative"] = list(calibrate.SPECULATIVE)
+        same: Json = {"eval_sweep_tokens": p.eval_sweep_tokens, "prompts": [q.id for q, _ in self.fast], "steps": "timed"}
+        # the loads in turn too, with the timed steps: what a machine does for a minute is then in no one figure alone
+        for repeat in range(max(p.eval_repeats, calibrate.REPEATS)):
+            if modelled and repeat < calibrate.REPEATS:
+                tokens = (calibrate.STEPS + 4) * sum((*calibrate.TOKENS, *calibrate.SPECULATIVE)) // 2  # of each contestant
+                cells.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, gaps, self._steps))
+            for load in p.eval_sweep_concurrency if repeat < p.eval_repeats else ():
+                count = self.requests(load)
+                timed = partial(self._speed, asked=self.fast, count=count, tokens=p.eval_sweep_tokens, load=load)
                 name = f"speed/{whose}c{load}-r{repeat + 1}"
                 cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, same, timed))
         return cells
@@ -352,7 +353,8 @@ class Sweep:
         prompts = [question.ids[-calibrate.PROMPTS[0] :] for question in self.asked]
         if c.k:
             alike = prompts[:1] * max(calibrate.SPECULATIVE)
-            return {"steps": calibrate.step_times(server, alike, calibrate.SPECULATIVE, c.request)}
+            tokens = round(calibrate.STEPS * calibrate.YIELD)
+            return {"steps": calibrate.step_times(server, alike, calibrate.SPECULATIVE, c.request, tokens)}
         steps = calibrate.step_times(server, prompts, calibrate.TOKENS, c.request)
         return {"steps": steps, "prompts": calibrate.prompt_times(server, list(chain(*prompts)))}
 
@@ -638,7 +640,8 @@ def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
                 "tokens_per_s": [repeat["output_throughput"] for repeat in found],
                 "paired": p.eval_side_by_side,
                 "al": _al([repeat["counters"] for repeat in found]),
-                "tpot_ms": [repeat["median_tpot_ms"] for repeat in found],
+                "decode": [_decoding(repeat) for repeat in found],
+                "a_step": statistics.median(repeat["tokens_a_step"] or 0 for repeat in found),
                 **{key: statistics.median(repeat[key] for repeat in found) for key in found[0] if key.endswith("_ms")},
             }
             for name, found in sweep.repeats("speed", f"c{load}-").items()
@@ -658,7 +661,7 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `drafting`: the timed contestant, and drafting's `share` of its steps (median, lowest, highest; None where the trace shows
         none); `local`: the speed-up model fitted to this machine, beside the trained drafter's measured speed-ups
-        (`calibrate.compare`). The model knows no prompts, so these are of decoding alone: ratios of TPOT.
+        (`calibrate.compare`). The model knows no prompts, so these are of decoding alone (`_decoding`).
     """
     k = run.params.eval_k
     timed = f"eagle3-k{k}"
@@ -678,13 +681,21 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     here = calibrate.fit(run, steps, prompts, drafted, k, share[0] if share else 0.0)
     measured = []
     for load, found in said["speed"].items():
-        if not all(ms for c in found.values() for ms in c["tpot_ms"]):
+        rates = {name: {"tokens_per_s": c["decode"], "paired": c["paired"]} for name, c in found.items()}
+        if not all(rate for c in found.values() for rate in c["decode"]):
             continue  # answers of one token
-        rates = {n: {"tokens_per_s": [1e3 / ms for ms in c["tpot_ms"]], "paired": c["paired"]} for n, c in found.items()}
         ratios = evaluate.speed(rates)["ratios"]
         mine = [c for c in sweep.contestants if c.name.startswith("eagle3-k")]
-        measured += [(load, c.k, found[c.name]["al"], ratios[c.name]) for c in mine]
+        measured += [(load, c.k, found[c.name]["a_step"], ratios[c.name]) for c in mine]
     return {"drafting": {"contestant": timed, "share": share}, "local": calibrate.compare(here, measured)}
+
+
+def _decoding(measured: Mapping[str, Any]) -> float:
+    """Tokens a second of a request between its first and its last, from what `bench.read` kept; 0 for answers of one token.
+
+    The tokens of a step by the median time of one: the step that reads another request's prompt does not count.
+    """
+    return 1e3 * measured["tokens_a_step"] / measured["step_ms"] if measured["step_ms"] else 0.0
 
 
 def _first(sweep: Sweep) -> dict[str, dict[str, float]]:

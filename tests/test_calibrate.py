@@ -1,7 +1,8 @@
 """The speed-up model fitted to timed steps of one machine."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,38 +29,58 @@ def run(tmp_path: Path) -> Run:
     return Run(Params(runs_dir=str(tmp_path), run_name="r"), "06_evaluate")
 
 
-def server(monkeypatch: pytest.MonkeyPatch, prefill: float, step: float, tokens_a_step: int) -> Server:
-    """A server on a clock of its own."""
-    now = [0.0]
-    monkeypatch.setattr("eagle3kit.calibrate.time.monotonic", lambda: now[0])
+def server(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Sequence[float]]) -> Server:
+    """A server whose next answers come in pieces at these seconds."""
+    left = list(answers)
 
-    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        steps = -(-body["max_tokens"] // tokens_a_step)
-        now[0] += prefill + step * steps
-        return {"metrics": {"speculative_decoding": {"per_step_accepted": [1] * steps}}} if tokens_a_step > 1 else {}
+    class Pool:  # in order, so that each prompt gets the answer that was meant for it
+        def __init__(self, _: int) -> None: ...
 
-    return cast(Server, SimpleNamespace(model="m", post=post))
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        map = staticmethod(map)
+
+    monkeypatch.setattr("eagle3kit.calibrate.ThreadPoolExecutor", Pool)
+    return cast(Server, SimpleNamespace(model="m", arrivals=lambda path, body: list(left.pop(0))))
 
 
-def test_a_step_is_timed_without_what_precedes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert calibrate.step_times(server(monkeypatch, 3.0, 0.05, 1), [[1, 2]], (1, 2), {}) == {1: pytest.approx(0.05)}
-    assert calibrate.step_times(server(monkeypatch, 3.0, 0.08, 2), [[1, 2]], (1,), {}) == {1: pytest.approx(0.08)}
+def test_a_step_is_timed_without_what_precedes_it_and_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = [3.0, 3.05, 3.10, 5.10, 5.15]  # a prompt of three seconds, and a stall of two
+    assert calibrate.step_times(server(monkeypatch, [one]), [[1, 2]], (1,), {}) == {1: pytest.approx(0.05)}
 
 
-def test_noise_makes_no_step_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are divided by: a longer answer that came back sooner than a short one must not end a sweep."""
-    (seconds,) = calibrate.step_times(server(monkeypatch, 3.0, -0.1, 1), [[1, 2]], (1,), {}).values()
-    assert seconds > 0
+def test_only_steps_of_all_requests_together_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone a step takes 0.01 s, with the other request 0.06: it begins later and ends sooner."""
+    long = [0.00, 0.01, 0.02, 0.03, 0.09, 0.15, 0.16, 0.17, 0.18]
+    short = [0.03, 0.09, 0.15]
+    assert calibrate.step_times(server(monkeypatch, [long, short]), [[1], [2]], (2,), {}) == {2: pytest.approx(0.06)}
+
+
+def test_requests_that_never_decode_together_are_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [[0.0, 0.1, 0.2], [1.0, 1.1, 1.2]]
+    assert calibrate.step_times(server(monkeypatch, apart), [[1], [2]], (2,), {}) == {2: pytest.approx(0.1)}
+
+
+def test_an_answer_in_one_piece_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KitError, match="in one piece"):
+        calibrate.step_times(server(monkeypatch, [[0.0]]), [[1]], (1,), {})
+
+
+def test_more_requests_than_prompts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(calibrate.step_times(server(monkeypatch, [[0.0, 1.0]]), [[1]], (1, 2, 4), {})) == [1]
 
 
 def test_no_timed_prompt_finds_the_cache_of_another() -> None:
     asked: list[tuple[int, str]] = []
 
-    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def arrivals(path: str, body: dict[str, Any]) -> list[float]:
         asked.append((len(body["prompt"]), body["cache_salt"]))
-        return {}
+        return [time.monotonic()]
 
-    found = [calibrate.prompt_times(cast(Server, SimpleNamespace(model="m", post=post)), [5, 6, 7]) for _ in range(2)]
+    found = [calibrate.prompt_times(cast(Server, SimpleNamespace(model="m", arrivals=arrivals)), [5, 6, 7]) for _ in range(2)]
     assert [sorted(times) for times in found] == [sorted(calibrate.PROMPTS)] * 2
     assert sorted({n for n, _ in asked}) == sorted(calibrate.PROMPTS)
     assert len({salt for _, salt in asked}) == len(asked) == 2 * len(calibrate.PROMPTS)
@@ -118,11 +139,11 @@ def test_drafting_is_traced_for_one_request(tmp_path: Path) -> None:
         events = [{"name": step_trace.DRAFT, "cat": "user_annotation", "ts": at, "dur": 20} for at in (0, 100)]
         (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
 
-    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def arrivals(path: str, body: dict[str, Any]) -> list[float]:
         done.append("asked")
-        return {}
+        return [0.0]
 
-    stand_in = SimpleNamespace(model="m", post=post, traced=traced)
+    stand_in = SimpleNamespace(model="m", arrivals=arrivals, traced=traced)
     assert calibrate.drafting_shares(cast(Server, stand_in), [1, 2], {}, tmp_path) == [0.2]
     assert done == ["begin", "asked", "end"]
 

@@ -196,6 +196,15 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_said(run: Run) -> None
         assert not server.healthy()
 
 
+PIECE = b'data: {"choices": [{"text": "a"}]}\n\n'
+REPLIES = {
+    "/good": b'{"answer": 1}',
+    "/bad": b"too long",
+    "/pieces": PIECE * 3 + b"data: [DONE]\n\n",
+    "/broken": PIECE + b'data: {"error": {"message": "out of memory"}}\n\n',
+}
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
@@ -203,9 +212,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200 if self.path == "/good" else 400)
+        self.send_response(400 if self.path == "/bad" else 200)
         self.end_headers()
-        self.wfile.write(b'{"answer": 1}' if self.path == "/good" else b"too long")
+        self.wfile.write(REPLIES[self.path])
 
     def log_message(self, *_: object) -> None:
         pass
@@ -225,6 +234,18 @@ def test_post_returns_the_reply_or_names_the_refusal(answering: Server) -> None:
     assert answering.post("/good", {}) == {"answer": 1}
     with pytest.raises(KitError, match="refused /bad; seen 400 too long"):
         answering.post("/bad", {})
+
+
+def test_each_piece_of_a_streamed_answer_has_its_time(answering: Server) -> None:
+    times = answering.arrivals("/pieces", {})
+    assert len(times) == 3
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(("path", "said"), [("/broken", "out of memory"), ("/bad", "400 too long")])
+def test_a_streamed_answer_that_fails_is_told(answering: Server, path: str, said: str) -> None:
+    with pytest.raises(KitError, match=said):
+        answering.arrivals(path, {})
 
 
 def test_post_to_nobody_is_one_line(run: Run) -> None:

@@ -132,10 +132,10 @@ def test_the_reckoned_speed_up_is_held_against_decoding_alone(run: Run) -> None:
     traced = {"traced/eagle3-k3": {"eagle3-k3": [0.2, 0.3, 0.25]}}
     drafter = sweep.Contestant("eagle3-k3", DRAFTING, k=3)
     measured = {
-        "none": {"tpot_ms": [80.0, 90.0], "paired": True},
-        "eagle3-k3": {"tpot_ms": [64.0, 60.0], "paired": True, "al": 1.8},
+        "none": {"decode": [1 / 0.08, 1 / 0.09], "paired": True},
+        "eagle3-k3": {"decode": [1 / 0.064, 1 / 0.060], "paired": True, "al": 2.0, "a_step": 1.8},
     }
-    of_one_token = {name: found | {"tpot_ms": [0.0, 0.0]} for name, found in measured.items()}
+    of_one_token = {name: found | {"decode": [0.0, 0.0]} for name, found in measured.items()}
     stand_in: Any = SimpleNamespace(repeats=lambda _: timed, result=traced.__getitem__, contestants=[drafter])
     found = sweep._local(run, stand_in, {"speed": {1: measured, 2: of_one_token}})
     (row,) = found["local"]
@@ -161,6 +161,7 @@ RESULT = {
     "p99_ttft_ms": 70.0,
     "median_tpot_ms": 9.0,
     "p99_tpot_ms": 11.0,
+    "itls": [[0.0, *[0.012] * 10]] * 4,
     "spec_decode_num_drafts": 40,
     "spec_decode_accepted_tokens": 24,
     "spec_decode_per_position_acceptance_rates": [0.4, 0.2],
@@ -172,7 +173,15 @@ def test_a_benchmark_is_read_with_its_counters() -> None:
     found = bench.read(RESULT, 4)
     assert found["counters"] == {"drafts": 40, "accepted_tokens": 24, "accepted_1": 16, "accepted_2": 8}
     assert found["output_throughput"] == 32
-    assert "generated_texts" not in found
+    assert found["tokens_a_step"] == (64 - 4) / 40
+    assert not {"generated_texts", "itls"} & set(found)
+
+
+def test_decoding_is_told_by_the_steps_between_first_and_last_token() -> None:
+    """The counters know 1.6 tokens a step, of which the answers' ends cut some off."""
+    assert sweep._decoding(bench.read(RESULT, 4)) == pytest.approx(1.5 / 0.012)
+    one_token = RESULT | {"itls": [[0.0]] * 4, "total_output_tokens": 4}
+    assert sweep._decoding(bench.read(one_token, 4)) == 0
 
 
 def test_a_benchmark_without_speculation_counts_nothing() -> None:
@@ -355,7 +364,7 @@ def test_speed_ups_say_whether_contestants_took_turns(run: Run, by_turns: bool) 
     run.params = run.params.replace(eval_side_by_side=by_turns, eval_sweep_concurrency=[1])
 
     def repeats(*rates: float, **counters: float) -> list[Any]:
-        return [RESULT | {"output_throughput": rate, "counters": counters} for rate in rates]
+        return [bench.read(RESULT, 4) | {"output_throughput": rate, "counters": counters} for rate in rates]
 
     drafting = repeats(15.1, 29.9, 45, drafts=10, accepted_tokens=10)
     found = {"none": repeats(10, 20, 30), "eagle3-k3": drafting, "other-k3": drafting}
@@ -385,11 +394,7 @@ def test_measured_cells_are_put_together_and_shown(
 
     def result(kind: str, name: str, repeat: int) -> Any:
         rate = (15.0 if name == "eagle3-k3" else 10.0) * repeat * (1 + 0.001 * (repeat % 2) * len(name))
-        speed = RESULT | {
-            "output_throughput": rate,
-            "median_tpot_ms": 1e3 / rate,
-            "counters": counters if "eagle3" in name else {},
-        }
+        speed = bench.read(RESULT, 4) | {"output_throughput": rate, "counters": counters if "eagle3" in name else {}}
         plain = {"steps": {str(n): 0.08 + 0.007 * n for n in (1, 2, 4, 8, 16)}, "prompts": {"16": 0.1, "128": 0.4}}
         return {
             "answers": {"answers": answers, "accepted": accepted, "differences": {}},
