@@ -4,8 +4,9 @@ Timed are decode steps of 1 to 16 requests and prompts of two lengths without sp
 requests at one draft length. The plain steps give what a step costs and what a request adds to it with its token; the prompts
 what a token alone adds, for verifying a draft adds tokens to a request and no requests. What share of the speculative step
 drafting takes is traced, which gives the drafter's passes; what both speculative steps take beyond all that is
-`Constants.verification_s` and `draft_s`. The speed-ups that follow at other loads and draft lengths are held against those of
-decoding that the sweep measured, with other requests.
+`Constants.verification_s` and `draft_s`. The speed-ups that follow at other loads and draft lengths are held against those that
+the sweep measured, with other requests: of decoding, and of whole answers. The model knows nothing of what precedes decoding;
+for whole answers the wait for the first token is what the timed requests waited.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -28,41 +29,45 @@ from eagle3kit.speedup import COMPUTE_SHARE, Constants, Setup, active_parameters
 TOKENS = (1, 2, 4, 8, 16)
 """Requests of the timed steps, and so their tokens."""
 SPECULATIVE = (TOKENS[0], TOKENS[-1])
-"""Requests of the timed speculative steps. Copies of one: others would need another number of steps for their answers."""
-STEPS, REPEATS = 24, 3
+"""Requests of the timed speculative steps."""
+STEPS, REPEATS = 20, 3
 """Steps of one timing, about, and timings, each of the plain steps followed by one of the speculative steps."""
 YIELD = 1.6
 """Tokens that a speculative step is taken to yield where the length of its answers is chosen."""
 PROMPTS = (16, 128)
-"""Tokens of the timed prompts; those before the timed steps have as many as the shorter."""
+"""Tokens of the prompts whose reading is timed."""
 
 
 def step_times(
     server: Server, prompts: Sequence[Sequence[int]], counts: Iterable[int], extra: Mapping[str, Any], tokens: int = STEPS
-) -> dict[int, float]:
-    """Seconds of a decode step by requests in flight: the median gap between two pieces of a streamed answer.
+) -> dict[str, dict[int, float]]:
+    """Decode steps and the wait for them.
 
-    Of gaps, because one stall of a shared machine is in one of them, and in no other; the seconds of whole answers scattered by
-    a tenth where their median gaps do by a twentieth. Only those count in which all requests were decoding.
+    A step is the median gap between two pieces of a streamed answer, and only gaps count in which all requests were decoding. A
+    stall of a shared machine is in one gap, and in no other: seconds of whole answers scattered twice as much.
 
     Args:
-        prompts: token ids; a count beyond their number is left out.
+        prompts: token ids, asked one each, again from the first where there are fewer.
         counts: requests at a time.
         extra: further fields of every request.
         tokens: of an answer, after its first.
 
+    Returns:
+        By requests at a time, in seconds: `steps`, and `first`, the median wait for a first token.
+
     Raises:
         KitError: the server sent no answer in pieces.
     """
-    found = {}
-    for n in (count for count in counts if count <= len(prompts)):
-        answers = _arrivals(server, prompts[:n], 1 + tokens, extra)
+    found: dict[str, dict[int, float]] = {"steps": {}, "first": {}}
+    for n in counts:
+        answers = _arrivals(server, list(islice(cycle(prompts), n)), 1 + tokens, extra)
         begun, ended = max(times[0] for times in answers), min(times[-1] for times in answers)
         gaps = [(a, b) for times in answers for a, b in pairwise(times)]
         together = [b - a for a, b in gaps if begun <= a and b <= ended] or [b - a for a, b in gaps]
         if not together:
             raise KitError("a streamed answer came in one piece", seen=f"{n} requests for {1 + tokens} tokens each")
-        found[n] = statistics.median(together)
+        found["steps"][n] = statistics.median(together)
+        found["first"][n] = statistics.median(times[0] for times in answers)
     return found
 
 
@@ -72,12 +77,8 @@ def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, float]:
     Args:
         ids: token ids that the prompts are cut from.
     """
-    found = {}
-    for n in PROMPTS:
-        salt, began = {"cache_salt": f"{n} {time.monotonic_ns()}"}, time.monotonic()
-        ((at, *_),) = _arrivals(server, [list(islice(cycle(ids), n))], 1, salt)
-        found[n] = at - began
-    return found
+    salts = {n: {"cache_salt": f"{n} {time.monotonic_ns()}"} for n in PROMPTS}
+    return {n: _arrivals(server, [list(islice(cycle(ids), n))], 1, salt)[0][0] for n, salt in salts.items()}
 
 
 def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, Any], folder: Path) -> list[float]:
@@ -93,11 +94,12 @@ def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, A
 
 
 def _arrivals(server: Server, prompts: Sequence[Sequence[int]], tokens: int, extra: Mapping[str, Any]) -> list[list[float]]:
-    """When the pieces of the answers to prompts that are asked together came, in seconds of `time.monotonic`."""
+    """When the pieces of the answers to prompts that are asked together came, in seconds after they were asked."""
+    began = time.monotonic()
 
     def one(ids: Sequence[int]) -> list[float]:
         body = {"model": server.model, "prompt": list(ids), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **extra}
-        return server.arrivals("/v1/completions", body)
+        return [at - began for at in server.arrivals("/v1/completions", body)]
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(one, prompts))
@@ -177,19 +179,60 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], values: Sequence
     return tuple(map(float, best))
 
 
-def compare(here: Setup, measured: Iterable[tuple[int, int, float, Mapping[str, float]]]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Measured:
+    """A measured speed-up.
+
+    Attributes:
+        requests: in flight.
+        k: tokens a draft.
+        a_step: tokens that a step yielded to a request.
+        tokens: of an answer after its first, on average.
+        decoding, answers: the speed-up of decoding and that of whole answers (see `verdicts.speedups`).
+    """
+
+    requests: int
+    k: int
+    a_step: float
+    tokens: float
+    decoding: Mapping[str, Any]
+    answers: Mapping[str, Any]
+
+
+def compare(
+    here: Setup, plain: Mapping[int, float], speculative: Mapping[int, float], measured: Iterable[Measured]
+) -> list[dict[str, Any]]:
     """Predicted beside measured speed-ups.
 
     Args:
         here: see `fit`.
-        measured: requests in flight, k, acceptance length, and the measured speed-up of decoding (`ratio`, `low`, `high`).
+        plain: by requests, the seconds that they waited for the first token.
+        speculative: the same with speculation.
+        measured: what to hold predictions against.
 
     Returns:
-        One row each, `error` as a share of the measured speed-up.
+        One row each: of decoding `predicted`, `measured`, `low`, `high` and `error`, as a share of the measured speed-up; with
+        `answers_` before these keys, of whole answers.
     """
     rows = []
-    for streams, k, al, ratio in measured:
-        predicted = here.speedup(streams, k, al)
-        row = {"requests": streams, "k": k, "AL": al, "predicted": predicted, "measured": ratio["ratio"]}
-        rows.append(row | {"low": ratio["low"], "high": ratio["high"], "error": predicted / ratio["ratio"] - 1})
+    for m in measured:
+        decoding = here.speedup(m.requests, m.k, m.a_step)
+        without = _wait(plain, m.requests) + m.tokens * here.step_s(m.requests)
+        answers = without / (_wait(speculative, m.requests) + m.tokens / m.a_step * here.step_s(m.requests, m.k))
+        row: dict[str, Any] = {"requests": m.requests, "k": m.k, "a_step": m.a_step}
+        for prefix, predicted, ratio in (("", decoding, m.decoding), ("answers_", answers, m.answers)):
+            row |= {f"{prefix}predicted": predicted, f"{prefix}measured": ratio["ratio"]}
+            row |= {f"{prefix}{end}": ratio[end] for end in ("low", "high")}
+            row[f"{prefix}error"] = predicted / ratio["ratio"] - 1
+        rows.append(row)
     return rows
+
+
+def _wait(seconds: Mapping[int, float], requests: int) -> float:
+    """Of so many requests: on the line through the timed waits."""
+    import numpy as np
+
+    if len(seconds) < 2:
+        return next(iter(seconds.values()))
+    slope, base = np.polyfit(list(seconds), list(seconds.values()), 1)
+    return max(0.0, float(base + slope * requests))

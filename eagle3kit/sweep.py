@@ -213,6 +213,8 @@ class Sweep:
         kinds = [question.kind for question, _ in single]
         self.fast = [single[place] for place in evaluate.spread(kinds, SPEED_PROMPTS)]
         self.answers = [single[place] for place in evaluate.spread([""] * len(single), ANSWERS)]  # enough to be mixed as all are
+        apart = {question.id for question, _ in self.fast}  # what speed is measured with is predicted from others
+        self.timed = [question for question in self.asked if question.id not in apart] or self.asked
         by_turns = run.params.eval_side_by_side
         self.groups = [self._group(some) for some in ([self.contestants] if by_turns else [[c] for c in self.contestants])]
         self.lengths = further_lengths(self.contestants, train.drafter_folder(run), device)
@@ -294,7 +296,7 @@ class Sweep:
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         modelled = [c for c in some if c.name in ("none", f"eagle3-k{p.eval_k}")]
         gaps: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "gaps": calibrate.STEPS}
-        gaps["speculative"] = list(calibrate.SPECULATIVE)
+        gaps |= {"speculative": list(calibrate.SPECULATIVE), "asked": [question.id for question in self.timed]}
         same: Json = {"eval_sweep_tokens": p.eval_sweep_tokens, "prompts": [q.id for q, _ in self.fast], "steps": "timed"}
         # the loads in turn too, with the timed steps: what a machine does for a minute is then in no one figure alone
         for repeat in range(max(p.eval_repeats, calibrate.REPEATS)):
@@ -350,13 +352,12 @@ class Sweep:
             return list(pool.map(samples, few))
 
     def _steps(self, c: Contestant, server: Server) -> Json:
-        prompts = [question.ids[-calibrate.PROMPTS[0] :] for question in self.asked]
+        prompts = [q.ids for q in self.timed]
         if c.k:
-            alike = prompts[:1] * max(calibrate.SPECULATIVE)
             tokens = round(calibrate.STEPS * calibrate.YIELD)
-            return {"steps": calibrate.step_times(server, alike, calibrate.SPECULATIVE, c.request, tokens)}
-        steps = calibrate.step_times(server, prompts, calibrate.TOKENS, c.request)
-        return {"steps": steps, "prompts": calibrate.prompt_times(server, list(chain(*prompts)))}
+            return calibrate.step_times(server, prompts, calibrate.SPECULATIVE, c.request, tokens)
+        timed = calibrate.step_times(server, prompts, calibrate.TOKENS, c.request)
+        return timed | {"prompts": calibrate.prompt_times(server, list(chain(*prompts)))}
 
     def _drafting(self, c: Contestant, server: Server) -> Json:
         return calibrate.drafting_shares(server, self.asked[0].ids, c.request, _traces(self.run))
@@ -496,9 +497,10 @@ def conclude(run: Run, sweep: Sweep, target: Path) -> dict[str, Any]:
     for suffix, share in zip(("", ".low", ".high"), said["drafting"]["share"] or [None] * 3, strict=True):
         facts[f"sweep.drafting_share{suffix}"] = (share and round(share, 3), "share of a step, from vLLM's trace")
     if said["local"]:
-        errors = [abs(row["error"]) for row in said["local"]]
-        facts["model.local.median_error"] = (round(statistics.median(errors), 3), "share")
-        facts["model.local.worst_error"] = (round(max(errors), 3), "share")
+        for prefix in ("", "answers_"):
+            errors = [abs(row[f"{prefix}error"]) for row in said["local"]]
+            facts[f"model.local.{prefix}median_error"] = (round(statistics.median(errors), 3), "share")
+            facts[f"model.local.{prefix}worst_error"] = (round(max(errors), 3), "share")
     facts["sweep.lossless.share"] = (said["lossless"]["share"], "share")
     how = f"{p.eval_repeats} repeats, {evaluate.in_turn_text(said['in_turn'])}"
     run.record_all(facts, f"{how}; {p.eval_sweep_tokens} tokens an answer, temperature 0 unless named")
@@ -642,6 +644,7 @@ def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
                 "al": _al([repeat["counters"] for repeat in found]),
                 "decode": [_decoding(repeat) for repeat in found],
                 "a_step": statistics.median(repeat["tokens_a_step"] or 0 for repeat in found),
+                "tokens": statistics.fmean(repeat["total_output_tokens"] / repeat["completed"] for repeat in found),
                 **{key: statistics.median(repeat[key] for repeat in found) for key in found[0] if key.endswith("_ms")},
             }
             for name, found in sweep.repeats("speed", f"c{load}-").items()
@@ -660,25 +663,26 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         `drafting`: the timed contestant, and drafting's `share` of its steps (median, lowest, highest; None where the trace shows
-        none); `local`: the speed-up model fitted to this machine, beside the trained drafter's measured speed-ups
-        (`calibrate.compare`). The model knows no prompts, so these are of decoding alone (`_decoding`).
+        none); `local`: the speed-up model fitted to this machine, beside the trained drafter's measured speed-ups, of decoding
+        alone (`_decoding`) and of whole answers (`calibrate.compare`).
     """
     k = run.params.eval_k
     timed = f"eagle3-k{k}"
     repeats = sweep.repeats("timed")
     plain, speculative = repeats["none"], repeats[timed]
-    steps, prompts = (
-        {int(n): statistics.median(each[what][n] for each in plain) for n in plain[0][what]} for what in ("steps", "prompts")
-    )
+    usual = {what: {int(n): statistics.median(each[what][n] for each in plain) for n in plain[0][what]} for what in plain[0]}
     # the ratio of neighbours: a machine that slows down for a minute slows both
     drafted = {
-        int(n): steps[int(n)]
-        * statistics.median(s["steps"][n] / each["steps"][n] for s, each in zip(speculative, plain, strict=True))
-        for n in speculative[0]["steps"]
+        what: {
+            int(n): usual[what][int(n)]
+            * statistics.median(s[what][n] / each[what][n] for s, each in zip(speculative, plain, strict=True))
+            for n in speculative[0][what]
+        }
+        for what in speculative[0]
     }
     shares = sweep.result(f"traced/{timed}")[timed]
     share = [statistics.median(shares), min(shares), max(shares)] if shares else None
-    here = calibrate.fit(run, steps, prompts, drafted, k, share[0] if share else 0.0)
+    here = calibrate.fit(run, usual["steps"], usual["prompts"], drafted["steps"], k, share[0] if share else 0.0)
     measured = []
     for load, found in said["speed"].items():
         rates = {name: {"tokens_per_s": c["decode"], "paired": c["paired"]} for name, c in found.items()}
@@ -686,8 +690,11 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
             continue  # answers of one token
         ratios = evaluate.speed(rates)["ratios"]
         mine = [c for c in sweep.contestants if c.name.startswith("eagle3-k")]
-        measured += [(load, c.k, found[c.name]["a_step"], ratios[c.name]) for c in mine]
-    return {"drafting": {"contestant": timed, "share": share}, "local": calibrate.compare(here, measured)}
+        for c in mine:
+            answers, mean = said["ratios"][load][c.name], found[c.name]
+            measured.append(calibrate.Measured(load, c.k, mean["a_step"], mean["tokens"] - 1, ratios[c.name], answers))
+    local = calibrate.compare(here, usual["first"], drafted["first"], measured)
+    return {"drafting": {"contestant": timed, "share": share}, "local": local}
 
 
 def _decoding(measured: Mapping[str, Any]) -> float:
@@ -776,18 +783,16 @@ def drafting_share(share: Sequence[float] | None) -> str:
 
 def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the speed-up model, fitted to this machine, says of the sweep's speed-ups; for a table."""
-    return [
-        {
-            "requests": row["requests"],
-            "k": row["k"],
-            "AL": round(row["AL"], 2),
-            "predicted": round(row["predicted"], 2),
-            "measured, decoding": f"{row['measured']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
-            "error": f"{row['error']:+.0%}",
-            "measured, prompts included": round(said["ratios"][str(row["requests"])][f"eagle3-k{row['k']}"]["ratio"], 2),
-        }
-        for row in said["local"]
-    ]
+    rows = []
+    for found in said["local"]:
+        row = {"requests": found["requests"], "k": found["k"], "tokens a step": round(found["a_step"], 2)}
+        for what, prefix in (("decoding", ""), ("answers", "answers_")):
+            ratio = {key: found[f"{prefix}{key}"] for key in ("low", "high")} | {"ratio": found[f"{prefix}measured"]}
+            row[f"{what}, predicted"] = round(found[f"{prefix}predicted"], 2)
+            row[f"{what}, measured"] = verdicts.speedup_text(ratio)
+            row[f"{what}, error"] = f"{found[f'{prefix}error']:+.0%}"
+        rows.append(row)
+    return rows
 
 
 def lossless_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -49,19 +49,19 @@ def server(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Sequence[float]]) 
 
 def test_a_step_is_timed_without_what_precedes_it_and_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     one = [3.0, 3.05, 3.10, 5.10, 5.15]  # a prompt of three seconds, and a stall of two
-    assert calibrate.step_times(server(monkeypatch, [one]), [[1, 2]], (1,), {}) == {1: pytest.approx(0.05)}
+    assert calibrate.step_times(server(monkeypatch, [one]), [[1, 2]], (1,), {})["steps"] == {1: pytest.approx(0.05)}
 
 
 def test_only_steps_of_all_requests_together_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone a step takes 0.01 s, with the other request 0.06: it begins later and ends sooner."""
     long = [0.00, 0.01, 0.02, 0.03, 0.09, 0.15, 0.16, 0.17, 0.18]
     short = [0.03, 0.09, 0.15]
-    assert calibrate.step_times(server(monkeypatch, [long, short]), [[1], [2]], (2,), {}) == {2: pytest.approx(0.06)}
+    assert calibrate.step_times(server(monkeypatch, [long, short]), [[1], [2]], (2,), {})["steps"] == {2: pytest.approx(0.06)}
 
 
 def test_requests_that_never_decode_together_are_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = [[0.0, 0.1, 0.2], [1.0, 1.1, 1.2]]
-    assert calibrate.step_times(server(monkeypatch, apart), [[1], [2]], (2,), {}) == {2: pytest.approx(0.1)}
+    assert calibrate.step_times(server(monkeypatch, apart), [[1], [2]], (2,), {})["steps"] == {2: pytest.approx(0.1)}
 
 
 def test_an_answer_in_one_piece_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +69,11 @@ def test_an_answer_in_one_piece_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         calibrate.step_times(server(monkeypatch, [[0.0]]), [[1]], (1,), {})
 
 
-def test_more_requests_than_prompts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(calibrate.step_times(server(monkeypatch, [[0.0, 1.0]]), [[1]], (1, 2, 4), {})) == [1]
+def test_the_wait_for_a_first_token_is_that_of_the_middle_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle3kit.calibrate.time.monotonic", lambda: 10.0)
+    answers = [[10.2, 10.3], [10.4, 10.5], [11.0, 11.1]]
+    found = calibrate.step_times(server(monkeypatch, answers), [[1], [2]], (3,), {})  # two prompts, the first asked twice
+    assert found["first"] == {3: pytest.approx(0.4)}
 
 
 def test_no_timed_prompt_finds_the_cache_of_another() -> None:
@@ -170,8 +173,17 @@ def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) 
         calibrate.fit(run, plain, PROMPTS, {1: 0.1}, 3, 0)
 
 
-def test_predictions_stand_beside_what_was_measured(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("plain", "waited"),
+    [({1: 0.2, 16: 0.5}, 0.26), ({1: 0.3}, 0.3), ({1: 0.1, 2: 0.0}, 0.0)],  # on a line; as it is; never below nothing
+)
+def test_predictions_stand_beside_what_was_measured(run: Run, plain: dict[int, float], waited: float) -> None:
     here = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 0)
-    (row,) = calibrate.compare(here, [(1, 3, 2.0, {"ratio": 1.0, "low": 0.9, "high": 1.1})])
-    assert row["predicted"] == pytest.approx(1.2)
-    assert row["error"] == pytest.approx(0.2)
+    decoding, answers = {"ratio": 1.0, "low": 0.9, "high": 1.1}, {"ratio": 0.8, "low": 0.7, "high": 0.9}
+    measured = calibrate.Measured(4, 3, 2.0, 23.0, decoding, answers)
+    (row,) = calibrate.compare(here, plain, {1: 0.4, 16: 0.4}, [measured])
+    assert row["predicted"] == pytest.approx(2 * here.step_s(4) / here.step_s(4, 3))
+    assert row["error"] == pytest.approx(row["predicted"] - 1)
+    expected = (waited + 23 * here.step_s(4)) / (0.4 + 23 / 2 * here.step_s(4, 3))
+    assert row["answers_predicted"] == pytest.approx(expected)
+    assert row["answers_error"] == pytest.approx(expected / 0.8 - 1)

@@ -125,31 +125,40 @@ def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
 def test_the_reckoned_speed_up_is_held_against_decoding_alone(run: Run) -> None:
     slower = (1.0, 1.3, 1.0)  # the machine was busy in the second repeat
     plain = [
-        {"steps": {str(n): x * (0.08 + 0.007 * n) for n in (1, 2, 4, 8, 16)}, "prompts": {"16": x * 0.1, "128": x * 0.4}}
+        {
+            "steps": {str(n): x * (0.08 + 0.007 * n) for n in (1, 2, 4, 8, 16)},
+            "prompts": {"16": x * 0.1, "128": x * 0.4},
+            "first": {"1": x * 0.2, "16": x * 0.5},
+        }
         for x in slower
     ]
-    timed = {"none": plain, "eagle3-k3": [{"steps": {"1": x * 0.14}} for x in slower]}
+    timed = {"none": plain, "eagle3-k3": [{"steps": {"1": x * 0.14}, "first": {"1": x * 0.3, "16": x * 0.9}} for x in slower]}
     traced = {"traced/eagle3-k3": {"eagle3-k3": [0.2, 0.3, 0.25]}}
     drafter = sweep.Contestant("eagle3-k3", DRAFTING, k=3)
     measured = {
         "none": {"decode": [1 / 0.08, 1 / 0.09], "paired": True},
-        "eagle3-k3": {"decode": [1 / 0.064, 1 / 0.060], "paired": True, "al": 2.0, "a_step": 1.8},
+        "eagle3-k3": {"decode": [1 / 0.064, 1 / 0.060], "paired": True, "al": 2.0, "a_step": 1.8, "tokens": 24.0},
     }
     of_one_token = {name: found | {"decode": [0.0, 0.0]} for name, found in measured.items()}
     stand_in: Any = SimpleNamespace(repeats=lambda _: timed, result=traced.__getitem__, contestants=[drafter])
-    found = sweep._local(run, stand_in, {"speed": {1: measured, 2: of_one_token}})
+    answers = {"eagle3-k3": {"ratio": 1.2, "low": 1.1, "high": 1.3}}
+    found = sweep._local(run, stand_in, {"speed": {1: measured, 2: of_one_token}, "ratios": {1: answers, 2: answers}})
     (row,) = found["local"]
     assert row["measured"] == pytest.approx((1.25 * 1.5) ** 0.5)
     assert row["low"] < 1.25 < 1.5 < row["high"]  # two repeats: one degree of freedom
     assert row["predicted"] == pytest.approx(1.8 * 0.087 / 0.14)
+    assert row["answers_predicted"] == pytest.approx((0.2 + 23 * 0.087) / (0.3 + 23 / 1.8 * 0.14))
+    assert row["answers_error"] == pytest.approx(row["answers_predicted"] / 1.2 - 1)
     assert found["drafting"]["share"] == [0.25, 0.2, 0.3]
 
 
 def test_the_reckoned_speed_up_stands_beside_both_that_were_measured() -> None:
-    row = {"requests": 4, "k": 3, "AL": 1.6, "predicted": 1.1, "measured": 1.0, "low": 0.9, "high": 1.2, "error": 0.1}
-    (shown,) = sweep.local_rows({"local": [row], "ratios": SAID["ratios"]})
-    assert (shown["measured, decoding"], shown["error"]) == ("1.00 (0.90 to 1.20)", "+10%")
-    assert shown["measured, prompts included"] == 1.21
+    row = {"predicted": 1.1, "measured": 1.0, "low": 0.9, "high": 1.2, "error": 0.1}
+    row |= {f"answers_{key}": value - 0.05 for key, value in row.items()}
+    (shown,) = sweep.local_rows({"local": [row | {"requests": 4, "k": 3, "a_step": 1.6}]})
+    assert (shown["decoding, predicted"], shown["answers, predicted"]) == (1.1, 1.05)
+    assert (shown["decoding, measured"], shown["answers, measured"]) == ("1.00 x (0.90 to 1.20)", "0.95 x (0.85 to 1.15)")
+    assert (shown["decoding, error"], shown["answers, error"]) == ("+10%", "+5%")
 
 
 RESULT = {
@@ -395,14 +404,16 @@ def test_measured_cells_are_put_together_and_shown(
     def result(kind: str, name: str, repeat: int) -> Any:
         rate = (15.0 if name == "eagle3-k3" else 10.0) * repeat * (1 + 0.001 * (repeat % 2) * len(name))
         speed = bench.read(RESULT, 4) | {"output_throughput": rate, "counters": counters if "eagle3" in name else {}}
+        drafted: dict[str, Any] = {"steps": {"1": 0.14}}
         plain = {"steps": {str(n): 0.08 + 0.007 * n for n in (1, 2, 4, 8, 16)}, "prompts": {"16": 0.1, "128": 0.4}}
+        plain["first"] = drafted["first"] = {"1": 0.2, "16": 0.5}
         return {
             "answers": {"answers": answers, "accepted": accepted, "differences": {}},
             "bench": speed,
             "sampled": accepted,
             "first": [[[1, 2], [3, 4]]] * 4,
             "traced": [0.2, 0.3, 0.25],
-            "timed": plain if name == "none" else {"steps": {"1": 0.14}},
+            "timed": plain if name == "none" else drafted,
             "speed": speed,
         }[kind]
 
