@@ -203,11 +203,18 @@ def test_failed_requests_of_a_benchmark_are_an_error() -> None:
         bench.read(RESULT | {"completed": 3}, 4)
 
 
+DECODING = {"decode": [10.0, 11.0, 10.0], "paired": True}
+FASTER = {"decode": [15.0, 16.5, 15.0], "paired": True}
 SAID: dict[str, Any] = {
     "speed": {
         "4": {
-            "none": {"al": None, "tokens_per_s": [40.0, 44.0, 42.0], **{key: RESULT[key] for key in bench.LATENCIES}},
-            "eagle3-k3": {"al": 1.6, "tokens_per_s": [50.0, 52.0, 51.0], **{key: RESULT[key] for key in bench.LATENCIES}},
+            "none": {"al": None, "tokens_per_s": [40.0, 44.0, 42.0], **DECODING, **{key: RESULT[key] for key in bench.LATENCIES}},
+            "eagle3-k3": {
+                "al": 1.6,
+                "tokens_per_s": [50.0, 52.0, 51.0],
+                **FASTER,
+                **{key: RESULT[key] for key in bench.LATENCIES},
+            },
         }
     },
     "ratios": {
@@ -226,6 +233,8 @@ def test_the_table_of_speed_names_baseline_and_outcome() -> None:
     assert (none["AL of its prompts"], eagle3["AL of its prompts"], eagle3["AL held-out"]) == ("", "1.60", "1.40")
     assert eagle3["speed-up at AL held-out, reckoned"] == "1.06 x"
     assert eagle3["TTFT p50 / p99 (ms)"] == "50 / 70"
+    decoding = "speed-up of decoding alone"  # beside that of short answers, which mostly wait
+    assert (none[decoding], eagle3[decoding]) == ("", "1.50 x (1.50 to 1.50)")
     assert (none["drafting"], eagle3["drafting"]) == ("", "")  # four requests: not timed
 
 
@@ -388,6 +397,7 @@ def test_speed_ups_say_whether_contestants_took_turns(run: Run, by_turns: bool) 
     ratio, other = said["ratios"][1].values()
     assert said["in_turn"] is ratio["paired"] is by_turns
     assert said["advice"].startswith("by requests in flight: at 1 speculate" if by_turns else "do not speculate")
+    assert said["advice"].endswith("; with answers of at most 24 tokens, the wait for the first one included")
     assert (ratio["al"], ratio["heldout_al"], other["heldout_al"]) == (2.0, 1.8, 1.5)
     assert ratio["at_heldout"] == pytest.approx(ratio["ratio"] * 0.9)
 
