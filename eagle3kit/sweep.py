@@ -746,7 +746,7 @@ def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "group": row["group"],
             "prompts": row["prompts"],
             "AL": round(row["al"], 3),
-            "95 %": _range(row["low"], row["high"]),
+            "95 %": _range(row["low"], row["high"]) + ("" if row["low"] is None else _short_of(row["prompts"])),
             "by position, of all drafts": _rates(row["unconditional"]),
             "of those accepted up to there": _rates(row["conditional"]),
         }
@@ -756,6 +756,16 @@ def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _rates(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:.3f}" for share in shares)
+
+
+def _short_of(prompts: int) -> str:
+    """What an interval over so few prompts is short of its 95 %, in words; nothing where it need not be.
+
+    Prompts that are drawn again never leave the range of those that are there, and n values have the middle of their
+    distribution between their ends with probability 1 - 2^(1 - n): below 95 % up to five.
+    """
+    sure = 1 - 2.0 ** (1 - prompts)
+    return f", {sure:.0%} at most" if sure < 0.95 else ""
 
 
 def _range(low: float | None, high: float | None, digits: int = 2) -> str:

@@ -116,6 +116,12 @@ def test_the_targets_own_temperature_is_named_with_its_source(tmp_path: Path) ->
     assert sweep.own_temperature(tmp_path) == "0.6 (its generation_config.json)"
 
 
+def test_an_interval_over_few_prompts_is_not_called_one_of_95_percent() -> None:
+    group = {"by": "kind", "group": "math", "al": 1.6, "low": 1.2, "high": 1.8, **evaluate.positions([40], 100)}
+    rows = sweep.group_rows({"groups": [group | {"prompts": prompts} for prompts in (2, 5, 6)]})
+    assert [row["95 %"] for row in rows] == ["1.20 to 1.80, 50% at most", "1.20 to 1.80, 94% at most", "1.20 to 1.80"]
+
+
 def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
     group = {"by": "temperature", "group": "0", "prompts": 2, "al": 1.6, "low": None, "high": None}
     (row,) = sweep.group_rows({"groups": [group | evaluate.positions([40, 20], 100)]})
