@@ -190,6 +190,7 @@ def _read_row(given: Any, where: str, machines: Mapping[str, Hardware]) -> Row:
 
 def _read_setup(given: Mapping[str, Any], where: str, machines: Mapping[str, Hardware]) -> Setup:
     name, machine = given.get("target"), given.get("hardware")
+    machine = str(machine) if isinstance(machine, int) else machine  # YAML reads the name 4090 as a number
     if not isinstance(name, str) or not name:
         raise KitError(f"{where}: target is missing", seen=name, wanted=f"{', '.join(target.NAMES)}, a folder or a hub id")
     if not isinstance(machine, str) or machine not in machines:

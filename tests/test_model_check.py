@@ -228,6 +228,13 @@ def test_the_readme_says_how_far_off_it_is() -> None:
     assert f"tokens a second miss by up to {factor:.1f} times" in text
 
 
+def test_a_gpu_may_be_named_by_digits(tmp_path: Path) -> None:
+    mine = tmp_path / "gpus.yaml"
+    mine.write_text("4090: {memory_gb: 24, bandwidth_gb_s: 1008, link_gb_s: 25, bf16_tflops: 165}\n")
+    (row,) = model_check.read_rows(written(tmp_path, {**ROW, "hardware": 4090}), str(mine))
+    assert row.setup.hardware.name == "4090"
+
+
 def test_errors_of_ratios_and_of_rates_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rate = {key: value for key, value in ROW.items() if key not in ("k", "al")} | {"what": "tokens/s", "value": 10.0}
     assert cli.main(["check-model", "--rows", str(written(tmp_path, ROW, rate))]) == 0
