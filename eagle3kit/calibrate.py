@@ -4,9 +4,9 @@ Timed are decode steps of 1 to 16 requests and prompts of two lengths without sp
 requests at one draft length. The plain steps give what a step costs and what a request adds to it with its token; the prompts
 what a token alone adds, for verifying a draft adds tokens to a request and no requests. What share of the speculative step
 drafting takes is traced, which gives the drafter's passes; what both speculative steps take beyond all that is
-`Constants.verification_s` and `draft_s`. The speed-ups that follow at other loads and draft lengths are held against those that
-the sweep measured, with other requests: of decoding, and of whole answers. The model knows nothing of what precedes decoding;
-for whole answers the wait for the first token is what the timed requests waited.
+`Constants.verification_s` and `draft_s`. The speed-ups that follow at all loads and draft lengths are held against those that
+the sweep measured, with other requests, whose acceptance is given: of decoding, and of whole answers. The model knows nothing
+of what precedes decoding; for whole answers the wait for the first token is what the timed requests waited.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ a B300 machine, with a drafter of a published shape.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -125,6 +126,13 @@ def lines(run: Run, there: Setup, k: int) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+def verdict_of(gain: float) -> str:
+    """A reckoned speed-up in words: none where it is nearer to 1 than the model's median error may be."""
+    if abs(math.log(gain)) <= math.log1p(model_check.MEDIAN_LIMIT):
+        return "too near to 1 for the model to tell"
+    return "faster" if gain > 1 else "slower: do not speculate"
+
+
 def what_if(run: Run, there: Setup) -> None:
     """Controls over GPU, tensor parallel, streams, k, acceptance (curve or length), all-reduce; headless, a table of machines."""
     found = machines(run.params)
@@ -140,7 +148,7 @@ def what_if(run: Run, there: Setup) -> None:
         if al > k + 1:
             return [row | {"so": f"impossible: AL is at most {k + 1} at k = {k}"}]
         gain = made.speedup(streams, k, al)
-        verdict = "does not fit" if made.fits(streams) is False else "faster" if gain > 1 else "slower: do not speculate"
+        verdict = "does not fit" if made.fits(streams) is False else verdict_of(gain)
         return [row | {"speed-up": round(gain, 2), "AL to break even": round(made.break_even(streams, k), 2), "so": verdict}]
 
     def every() -> widgets.Shown:

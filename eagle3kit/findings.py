@@ -13,6 +13,10 @@ from eagle3kit.widgets import SYMBOLS, fmt
 # ---- the summary
 
 
+LONGEST = 1600
+"""Characters of a line of the summary at most: the advice ends with the configuration to use, which must not be cut off."""
+
+
 class Line(NamedTuple):
     """One line of the summary."""
 
@@ -245,7 +249,7 @@ def speed_line(e: Evidence) -> Line:
             f"; n-gram {ngram:.2f} times{interval_text(e.number(f'{by.ngram}.ratio.low'), e.number(f'{by.ngram}.ratio.high'))}"
         )
     if isinstance(advice := e.value("advice.speculate"), str):
-        text += f". Advice: {short(advice, 600)}"
+        text += f". Advice: {short(advice, LONGEST // 2)}"
     return Line("Speed", {"faster": "ok", "noise": "warn"}.get(verdict, "warn"), text)
 
 
@@ -314,7 +318,7 @@ def summary_lines(run_root: Path) -> list[str]:
     Raises:
         KitError: there is no such run folder.
     """
-    return [short(f"{line.label}: {line.text}", 900) for line in summary(Evidence(run_root))]
+    return [short(f"{line.label}: {line.text}", LONGEST) for line in summary(Evidence(run_root))]
 
 
 # ---- checks that the report makes itself

@@ -36,6 +36,7 @@ from eagle3kit.speedup import (
     hardware_presets,
     positive,
     read_yaml,
+    served_bytes,
     step_bytes,
 )
 from eagle3kit.target import PRESETS
@@ -189,6 +190,7 @@ def _read_row(given: Any, where: str, machines: Mapping[str, Hardware]) -> Row:
 
 def _read_setup(given: Mapping[str, Any], where: str, machines: Mapping[str, Hardware]) -> Setup:
     name, machine = given.get("target"), given.get("hardware")
+    machine = str(machine) if isinstance(machine, int) else machine  # YAML reads the name 4090 as a number
     if not isinstance(name, str) or not name:
         raise KitError(f"{where}: target is missing", seen=name, wanted=f"{', '.join(target.NAMES)}, a folder or a hub id")
     if not isinstance(machine, str) or machine not in machines:
@@ -197,6 +199,7 @@ def _read_setup(given: Mapping[str, Any], where: str, machines: Mapping[str, Har
         )
     with _reading(where, "target"):
         served = target.reference(name) if name in target.HUB_IDS else target.describe(name)[0]
+        served_bytes(served, "auto")  # a number type that is not known is this row's error, not the prediction's
     gpus = _whole(given.get("gpus"), f"{where}: gpus")
     kinds = all_reduce_kinds(machines[machine])
     if (kind := given.get("all_reduce") or "") not in ("", *kinds):
@@ -377,6 +380,8 @@ def claims() -> list[dict[str, str]]:
     batches = [2**i for i in range(13)]
     gains = [pcie.speedup(streams, 3, rows_al("RTX PRO 6000")) for streams in batches]
     ends = next((streams for streams, gain in zip(batches, gains, strict=True) if gain < 1), None)
+    crowded = ends is not None and pcie.fits(ends) is False
+    room = f" (they fit only with less than {pcie.context:,} tokens of context each)" if crowded else ""
     return [
         _claim("weights read by a batch-1 step", 32 <= read <= 34, f"{read:.1f} GB", "about 33 GB"),
         _claim(
@@ -389,7 +394,7 @@ def claims() -> list[dict[str, str]]:
         _claim(
             "EAGLE-3 loses at a high batch on PCIe",
             ends is not None,
-            f"from {max(gains):.2f} x at {batches[gains.index(max(gains))]} streams to below 1 at {ends}",
+            f"from {max(gains):.2f} x at {batches[gains.index(max(gains))]} streams to below 1 at {ends}{room}",
             "a gain that ends",
         ),
     ]

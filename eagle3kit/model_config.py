@@ -185,8 +185,16 @@ def _ignored(module: str, ignored: Sequence[str]) -> bool:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number of a type, under any of the names that configs give it."""
-    return {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}[dtype.removeprefix("torch.")]
+    """Bytes of one number of a type, under any of the names that configs give it.
+
+    Raises:
+        KitError: it is another type. Weights in fp8 are a quantisation: their config names the type of all else.
+    """
+    known = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
+    size = known.get(dtype.removeprefix("torch."))
+    if size is None:
+        raise KitError("the number type of the target is not known", seen=dtype, wanted=", ".join(known), fix="set target_dtype")
+    return size
 
 
 def integer(config: Mapping[str, Any], where: str, key: str, default: int | None = None) -> int:

@@ -31,6 +31,7 @@ from eagle3kit.evidence import (
     short,
 )
 from eagle3kit.findings import (
+    LONGEST,
     al_line,
     check_steps,
     checks,
@@ -689,7 +690,7 @@ def whole_report(e: Evidence, pictures: Sequence[Picture], left_out: set[str], b
         tag("p", f"Run {e.name}; the last step finished {finished or 'at an unknown time'}.", cls="soft"),
         tag(
             "ul",
-            *(tag("li", state_mark(line.state), tag("b", line.label), tag("span", short(line.text, 600))) for line in lines),
+            *(tag("li", state_mark(line.state), tag("b", line.label), tag("span", short(line.text, LONGEST))) for line in lines),
             cls="summary",
             id="summary",
         ),

@@ -654,8 +654,9 @@ def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
             ratio, heldout = ratios[load][c.name], simulated.get(c.k) if c.name == f"eagle3-k{c.k}" else None
             heldout = heldout or _al([sweep.result(f"bench/{c.name}")[c.name]["counters"]])
             ratio |= evaluate.at_heldout(ratio["ratio"], fast[load][c.name]["al"], heldout)
-    configs = {c.name: c.config for c in sweep.contestants}
-    return {"speed": fast, "ratios": ratios, "in_turn": p.eval_side_by_side, "advice": verdicts.advice(ratios, configs)}
+    words = verdicts.advice(ratios, {c.name: c.config for c in sweep.contestants})
+    words += f"; with answers of at most {p.eval_sweep_tokens} tokens, the wait for the first one included"
+    return {"speed": fast, "ratios": ratios, "in_turn": p.eval_side_by_side, "advice": words}
 
 
 def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -685,10 +686,8 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
     here = calibrate.fit(run, usual["steps"], usual["prompts"], drafted["steps"], k, share[0] if share else 0.0)
     measured = []
     for load, found in said["speed"].items():
-        rates = {name: {"tokens_per_s": c["decode"], "paired": c["paired"]} for name, c in found.items()}
-        if not all(rate for c in found.values() for rate in c["decode"]):
-            continue  # answers of one token
-        ratios = evaluate.speed(rates)["ratios"]
+        if not (ratios := _decoding_ratios(found)):
+            continue
         mine = [c for c in sweep.contestants if c.name.startswith("eagle3-k")]
         for c in mine:
             answers, mean = said["ratios"][load][c.name], found[c.name]
@@ -703,6 +702,15 @@ def _decoding(measured: Mapping[str, Any]) -> float:
     The tokens of a step by the median time of one: the step that reads another request's prompt does not count.
     """
     return 1e3 * measured["tokens_a_step"] / measured["step_ms"] if measured["step_ms"] else 0.0
+
+
+def _decoding_ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Speed-ups of decoding alone at one load, see `verdicts.speedups`; none where answers had one token."""
+    if not all(rate for c in found.values() for rate in c["decode"]):
+        return {}
+    rates = {name: {"tokens_per_s": c["decode"], "paired": c["paired"]} for name, c in found.items()}
+    ratios: dict[str, dict[str, Any]] = evaluate.speed(rates)["ratios"]
+    return ratios
 
 
 def _first(sweep: Sweep) -> dict[str, dict[str, float]]:
@@ -738,7 +746,7 @@ def group_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "group": row["group"],
             "prompts": row["prompts"],
             "AL": round(row["al"], 3),
-            "95 %": _range(row["low"], row["high"]),
+            "95 %": _range(row["low"], row["high"]) + ("" if row["low"] is None else _short_of(row["prompts"])),
             "by position, of all drafts": _rates(row["unconditional"]),
             "of those accepted up to there": _rates(row["conditional"]),
         }
@@ -750,6 +758,16 @@ def _rates(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:.3f}" for share in shares)
 
 
+def _short_of(prompts: int) -> str:
+    """What an interval over so few prompts is short of its 95 %, in words; nothing where it need not be.
+
+    Prompts that are drawn again never leave the range of those that are there, and n values have the middle of their
+    distribution between their ends with probability 1 - 2^(1 - n): below 95 % up to five.
+    """
+    sure = 1 - 2.0 ** (1 - prompts)
+    return f", {sure:.0%} at most" if sure < 0.95 else ""
+
+
 def _range(low: float | None, high: float | None, digits: int = 2) -> str:
     """An interval over prompts; there is none of one prompt, or where the engine counted all of them together."""
     return "unknown" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
@@ -759,6 +777,7 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Throughput, speed-up and latencies by load and contestant; for a table."""
     rows = []
     for load, contestants in said["speed"].items():
+        decoding = _decoding_ratios(contestants)
         for name, found in contestants.items():
             ratio = said["ratios"][load].get(name)
             rates = found["tokens_per_s"]
@@ -766,6 +785,7 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             row["range"] = f"{min(rates):.1f} to {max(rates):.1f}"
             row["speed-up"] = verdicts.speedup_text(ratio) if ratio else ""
             row["verdict"] = verdicts.outcome(ratio) if ratio else "baseline"
+            row["speed-up of decoding alone"] = verdicts.speedup_text(decoding[name]) if name in decoding else ""
             row |= evaluate.heldout_columns(ratio or {})
             row["drafting"] = ""
             if (str(load), name) == ("1", said["drafting"]["contestant"]):

@@ -216,6 +216,9 @@ def advise(ratios: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[int, s
 def advice(ratios: Mapping[int, Mapping[str, Mapping[str, Any]]], configs: Mapping[str, str]) -> str:
     """The advice in words: one clause a load, then the `--speculative-config` to use.
 
+    Where nothing is faster beyond the noise it says whether all are slower, or that the best is not told from no speculation:
+    the first is a reason to leave speculation off, the second one to measure more.
+
     Args:
         ratios: see `advise`.
         configs: by contestant, its `--speculative-config`.
@@ -225,13 +228,23 @@ def advice(ratios: Mapping[int, Mapping[str, Mapping[str, Any]]], configs: Mappi
     chosen = advise(ratios)
     if set(chosen.values()) <= {"none"}:
         loads = ", ".join(map(str, chosen)) + (" request" if list(chosen) == [1] else " requests")
-        return f"do not speculate: nothing is faster beyond the noise at {loads} in flight"
+        why = "; ".join(f"at {load} {_not_faster(ratios[load])}" for load in chosen)
+        return f"do not speculate: nothing is faster beyond the noise at {loads} in flight ({why})"
     said = []
     for load, name in chosen.items():
         if name == "none":
-            said.append(f"at {load} do not, nothing is faster beyond the noise")
+            said.append(f"at {load} do not, {_not_faster(ratios[load])}")
         else:
             ratio = ratios[load][name]
             said.append(f"at {load} speculate with {name}, {speedup_text(ratio)}")
     lines = [f"{name} is --speculative-config '{configs[name]}'" for name in dict.fromkeys(chosen.values()) if name != "none"]
     return f"by requests in flight: {'; '.join([*said, *lines])}"
+
+
+def _not_faster(ratios: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of a load at which nothing is faster beyond the noise, how the best of those that are not slower fares."""
+    possible = {name: ratio for name, ratio in ratios.items() if outcome(ratio) != "slower"}
+    if not possible:
+        return "all are slower"
+    best = max(possible, key=lambda name: possible[name]["ratio"])
+    return f"undecided: the best is {best}, {speedup_text(possible[best])}"

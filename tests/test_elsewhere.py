@@ -79,6 +79,11 @@ def test_what_does_not_fit_is_not_called_faster(tmp_path: Path, run: Run, capsys
     assert "faster" not in answers
 
 
+def test_a_gain_inside_the_models_own_error_is_no_verdict() -> None:
+    found = [elsewhere.verdict_of(gain) for gain in (0.85, 0.95, 1.0, 1.05, 1.15)]
+    assert found == ["slower: do not speculate", *["too near to 1 for the model to tell"] * 3, "faster"]
+
+
 def test_controls_change_the_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import ipywidgets
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle3kit import cli, model_check, speedup
+from eagle3kit import cli, model_check, speedup, target
 from eagle3kit.errors import KitError
 
 
@@ -45,6 +45,12 @@ def test_errors_of_benchmarks_left_out() -> None:
 @pytest.mark.parametrize("claim", model_check.claims(), ids=lambda claim: claim["name"])
 def test_what_is_known_of_these_machines_is_reproduced(claim: dict[str, str]) -> None:
     assert claim["state"] == "ok", claim["found"]
+
+
+def test_a_load_that_does_not_fit_is_said_to_be_one() -> None:
+    """The gain ends where 8 x 96 GB no longer hold the streams at the context that is assumed."""
+    (claim,) = (claim for claim in model_check.claims() if claim["name"].startswith("EAGLE-3 loses"))
+    assert claim["found"].endswith("below 1 at 512 (they fit only with less than 1,000 tokens of context each)")
 
 
 def test_leaving_a_machine_out_leaves_out_all_its_rows() -> None:
@@ -222,6 +228,31 @@ def test_the_readme_says_how_far_off_it_is() -> None:
     assert f"tokens a second miss by up to {factor:.1f} times" in text
 
 
+def test_a_gpu_may_be_named_by_digits(tmp_path: Path) -> None:
+    mine = tmp_path / "gpus.yaml"
+    mine.write_text("4090: {memory_gb: 24, bandwidth_gb_s: 1008, link_gb_s: 25, bf16_tflops: 165}\n")
+    (row,) = model_check.read_rows(written(tmp_path, {**ROW, "hardware": 4090}), str(mine))
+    assert row.setup.hardware.name == "4090"
+
+
+def test_errors_of_ratios_and_of_rates_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rate = {key: value for key, value in ROW.items() if key not in ("k", "al")} | {"what": "tokens/s", "value": 10.0}
+    assert cli.main(["check-model", "--rows", str(written(tmp_path, ROW, rate))]) == 0
+    ratios, rates = capsys.readouterr().out.splitlines()[-2:]
+    assert ratios.startswith("speed-up: median error")
+    assert rates.startswith("tokens/s: median error")
+    assert all(line.endswith("of 1 published") for line in (ratios, rates))
+
+
+def test_a_number_type_that_is_not_known_is_the_rows_error(tmp_path: Path) -> None:
+    config = target.reference_config("smollm2-135m") | {"torch_dtype": "float8_e4m3fn", "dtype": "float8_e4m3fn"}
+    (tmp_path / "fp8").mkdir()
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "_reference"}))
+    file = written(tmp_path, ROW, {**ROW, "target": str(tmp_path / "fp8")})
+    with pytest.raises(KitError, match="row 2: target: the number type of the target is not known; seen float8_e4m3fn"):
+        model_check.read_rows(file)
+
+
 def test_command_predicts_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "gpus.yaml"
     mine.write_text("mine: {memory_gb: 100, bandwidth_gb_s: 4000, link_gb_s: 100, bf16_tflops: 900}\n")
@@ -236,7 +267,7 @@ def test_command_predicts_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "too small" in shown[4]
     assert shown[4].endswith("no")
     off = sorted((abs(predicted / 1.5 - 1), abs(predicted / 3 - 1)))
-    assert shown[5] == f"median error {sum(off) / 2:.1%}, worst {off[1]:.1%}, of 2 published"
+    assert shown[5] == f"speed-up: median error {sum(off) / 2:.1%}, worst {off[1]:.1%}, of 2 published"
     assert not list(tmp_path.glob("*.html"))
     assert cli.main(["check-model", "--rows", str(written(tmp_path, {**ROW, "k": "x"}))]) == 2
     assert capsys.readouterr().err.startswith("eagle3kit: ")

@@ -293,6 +293,13 @@ def test_the_same_run_gives_the_same_bytes(run: Path) -> None:
     assert page_of(run) == page_of(run)
 
 
+def test_the_configuration_at_the_end_of_a_long_advice_is_not_cut_off(tmp_path: Path) -> None:
+    advice = "by requests in flight: " + "at 1 speculate with eagle3-k3, 1.50 x (1.40 to 1.60); " * 12 + "eagle3-k3 is --config"
+    run = make_run(tmp_path / "runs" / "local", FACTS | {"advice.speculate": (advice, "", "06")})
+    assert findings.summary_lines(run)[6].endswith("eagle3-k3 is --config")
+    assert "eagle3-k3 is --config</span>" in page_of(run)
+
+
 def test_summary_is_ten_plain_lines(run: Path, tmp_path: Path) -> None:
     lines = findings.summary_lines(run)
     assert len(lines) == 10

@@ -116,6 +116,12 @@ def test_the_targets_own_temperature_is_named_with_its_source(tmp_path: Path) ->
     assert sweep.own_temperature(tmp_path) == "0.6 (its generation_config.json)"
 
 
+def test_an_interval_over_few_prompts_is_not_called_one_of_95_percent() -> None:
+    group = {"by": "kind", "group": "math", "al": 1.6, "low": 1.2, "high": 1.8, **evaluate.positions([40], 100)}
+    rows = sweep.group_rows({"groups": [group | {"prompts": prompts} for prompts in (2, 5, 6)]})
+    assert [row["95 %"] for row in rows] == ["1.20 to 1.80, 50% at most", "1.20 to 1.80, 94% at most", "1.20 to 1.80"]
+
+
 def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
     group = {"by": "temperature", "group": "0", "prompts": 2, "al": 1.6, "low": None, "high": None}
     (row,) = sweep.group_rows({"groups": [group | evaluate.positions([40, 20], 100)]})
@@ -203,11 +209,18 @@ def test_failed_requests_of_a_benchmark_are_an_error() -> None:
         bench.read(RESULT | {"completed": 3}, 4)
 
 
+DECODING = {"decode": [10.0, 11.0, 10.0], "paired": True}
+FASTER = {"decode": [15.0, 16.5, 15.0], "paired": True}
 SAID: dict[str, Any] = {
     "speed": {
         "4": {
-            "none": {"al": None, "tokens_per_s": [40.0, 44.0, 42.0], **{key: RESULT[key] for key in bench.LATENCIES}},
-            "eagle3-k3": {"al": 1.6, "tokens_per_s": [50.0, 52.0, 51.0], **{key: RESULT[key] for key in bench.LATENCIES}},
+            "none": {"al": None, "tokens_per_s": [40.0, 44.0, 42.0], **DECODING, **{key: RESULT[key] for key in bench.LATENCIES}},
+            "eagle3-k3": {
+                "al": 1.6,
+                "tokens_per_s": [50.0, 52.0, 51.0],
+                **FASTER,
+                **{key: RESULT[key] for key in bench.LATENCIES},
+            },
         }
     },
     "ratios": {
@@ -226,6 +239,8 @@ def test_the_table_of_speed_names_baseline_and_outcome() -> None:
     assert (none["AL of its prompts"], eagle3["AL of its prompts"], eagle3["AL held-out"]) == ("", "1.60", "1.40")
     assert eagle3["speed-up at AL held-out, reckoned"] == "1.06 x"
     assert eagle3["TTFT p50 / p99 (ms)"] == "50 / 70"
+    decoding = "speed-up of decoding alone"  # beside that of short answers, which mostly wait
+    assert (none[decoding], eagle3[decoding]) == ("", "1.50 x (1.50 to 1.50)")
     assert (none["drafting"], eagle3["drafting"]) == ("", "")  # four requests: not timed
 
 
@@ -388,6 +403,7 @@ def test_speed_ups_say_whether_contestants_took_turns(run: Run, by_turns: bool) 
     ratio, other = said["ratios"][1].values()
     assert said["in_turn"] is ratio["paired"] is by_turns
     assert said["advice"].startswith("by requests in flight: at 1 speculate" if by_turns else "do not speculate")
+    assert said["advice"].endswith("; with answers of at most 24 tokens, the wait for the first one included")
     assert (ratio["al"], ratio["heldout_al"], other["heldout_al"]) == (2.0, 1.8, 1.5)
     assert ratio["at_heldout"] == pytest.approx(ratio["ratio"] * 0.9)
 

@@ -166,12 +166,21 @@ def test_outcomes_need_the_whole_range() -> None:
 def test_the_fastest_beyond_the_noise_is_advised_at_each_load() -> None:
     assert verdicts.advise(RATIOS) == {1: "eagle3-k3", 16: "none"}
     assert verdicts.advice(RATIOS, {"eagle3-k3": "{...}"}) == (
-        "by requests in flight: at 1 speculate with eagle3-k3, 1.30 x (1.20 to 1.40); at 16 do not, nothing is faster beyond the "
-        "noise; eagle3-k3 is --speculative-config '{...}'"
+        "by requests in flight: at 1 speculate with eagle3-k3, 1.30 x (1.20 to 1.40); at 16 do not, undecided: the best is "
+        "eagle3-k3, 1.05 x (0.98 to 1.10); eagle3-k3 is --speculative-config '{...}'"
     )
 
 
 def test_where_nothing_is_faster_the_advice_is_not_to() -> None:
     words = verdicts.advice({16: RATIOS[16]}, {})
-    assert words == "do not speculate: nothing is faster beyond the noise at 16 requests in flight"
+    assert words == (
+        "do not speculate: nothing is faster beyond the noise at 16 requests in flight "
+        "(at 16 undecided: the best is eagle3-k3, 1.05 x (0.98 to 1.10))"
+    )
     assert "at 1 request in flight" in verdicts.advice({1: {"ngram": ratio(1.0, 0.9, 1.1)}}, {})
+
+
+def test_a_loss_is_told_from_what_is_undecided() -> None:
+    loss = {"ngram": ratio(0.9, 0.85, 0.95), "eagle3-k1": ratio(0.6, 0.5, 0.7)}
+    words = verdicts.advice({1: {**loss, "eagle3-k3": ratio(1.18, 1.0, 1.39)}, 16: loss}, {})
+    assert words.endswith("(at 1 undecided: the best is eagle3-k3, 1.18 x (1.00 to 1.39); at 16 all are slower)")
