@@ -188,7 +188,7 @@ def check_model_command(options: argparse.Namespace) -> int:
         print(widgets.as_table(model_check.as_rows(asked)))
         if known := [(row, found) for row, found in asked if not math.isnan(row.value)]:
             median, worst = model_check.errors(known)
-            print(f"median error {median:.1%}, worst {worst:.1%}, of {len(known)} published")
+            print(f"median error {100 * median:.1f} %, worst {100 * worst:.1f} %, of {len(known)} published")
         return 0
     print(model_check.build(options.dest))
     missed = [check for check in model_check.checks() if check["state"] != "ok"]

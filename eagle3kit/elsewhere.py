@@ -84,7 +84,7 @@ def rows(there: Setup, curve: Curve, k: int, streams: Sequence[int] = (1, 4, 16,
                 "best k": best or "do not speculate",
                 "speed-up there": round(gain, 2),
                 f"AL to break even, k = {k}": round(there.break_even(n, k), 2),
-                "acceptance of each position for it": "out of reach" if needed is None else f"{needed:.0%}",
+                "acceptance of each position for it": "out of reach" if needed is None else f"{100 * needed:.0f} %",
             }
         )
     return found

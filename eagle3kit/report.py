@@ -138,7 +138,7 @@ def _change(a: float | None, b: float | None) -> str:
         return ""
     if a == b:
         return "same"
-    return f"{(b - a) / abs(a):+.1%}".replace("%", " %") if a else f"{b - a:+.3g}"
+    return f"{100 * (b - a) / abs(a):+.1f} %" if a else f"{b - a:+.3g}"
 
 
 def _comparable(runs: Sequence[Evidence], names: Sequence[str]) -> list[Check]:

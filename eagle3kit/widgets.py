@@ -341,7 +341,7 @@ def _sample(tokens: Sequence[tuple[str, bool, bool]]) -> Shown:
         else:
             runs.append(([drawn], [text], supervised))
     count = sum(supervised for _, supervised, _ in tokens)
-    share = f" ({count / len(tokens):.0%})".replace("%", " %") if tokens else ""
+    share = f" ({100 * count / len(tokens):.0f} %)" if tokens else ""
     legend = f"{len(tokens):,} tokens, {count:,} supervised{share}"
     mark = "background: rgba(0, 114, 178, .22); color: inherit; border-bottom: 2px solid #56B4E9; padding: .05em 0"
     body = join(tag("mark", *drawn, style=mark) if on else join(drawn) for drawn, _, on in runs)

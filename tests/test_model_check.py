@@ -59,7 +59,7 @@ def test_a_variant_kept_is_no_worse_than_those_it_was_compared_with() -> None:
     """What a drafter's pass takes was chosen by these errors; the page says so."""
     rows = {row["set to"]: row for row in model_check.variants()}
     kept = rows[""]
-    assert kept["median error"] == f"{model_check.errors()[0]:.1%}"
+    assert kept["median error"] == f"{100 * model_check.errors()[0]:.1f} %"
     for other in ("by all", "no all-reduces", "not read"):
         for column in ("median error", "worst"):
             assert float(kept[column][:-1]) <= float(rows[other][column][:-1])
@@ -231,12 +231,12 @@ def test_command_predicts_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out.splitlines()
     predicted = model_check.read_rows(file, str(mine))[0].predict()
     assert f"{predicted:.2f}" in shown[2]
-    assert f"{predicted / 1.5 - 1:+.1%}" in shown[2]
+    assert f"{100 * (predicted / 1.5 - 1):+.1f} %" in shown[2]
     assert shown[2].endswith("yes")
     assert "too small" in shown[4]
     assert shown[4].endswith("no")
     off = sorted((abs(predicted / 1.5 - 1), abs(predicted / 3 - 1)))
-    assert shown[5] == f"median error {sum(off) / 2:.1%}, worst {off[1]:.1%}, of 2 published"
+    assert shown[5] == f"median error {100 * sum(off) / 2:.1f} %, worst {100 * off[1]:.1f} %, of 2 published"
     assert not list(tmp_path.glob("*.html"))
     assert cli.main(["check-model", "--rows", str(written(tmp_path, {**ROW, "k": "x"}))]) == 2
     assert capsys.readouterr().err.startswith("eagle3kit: ")
