@@ -136,7 +136,8 @@ def what_if(run: Run, there: Setup) -> None:
         usual = all_reduce if all_reduce in all_reduce_kinds(found[gpu]) else ""
         made = replace(there, hardware=found[gpu], gpus=gpus, all_reduce=usual)
         al = known[acceptance].al(k) if acceptance in known else float(acceptance.removeprefix(_AL))
-        row = {"setup": title(made), "fits": made.fits(streams), "streams": streams, "k": k, "AL": round(al, 2)}
+        other = "" if usual or all_reduce not in kinds else f" (it has no {all_reduce})"
+        row = {"setup": title(made) + other, "fits": made.fits(streams), "streams": streams, "k": k, "AL": round(al, 2)}
         if al > k + 1:
             return [row | {"so": f"impossible: AL is at most {k + 1} at k = {k}"}]
         gain = made.speedup(streams, k, al)

@@ -83,7 +83,8 @@ def cross_check(
             _record(run, step.folder)
             step.outputs = {"files": file_digest(run.path("hidden_states", "files.json"))}
     for name, found in (results := judge(run, step.folder)).items():
-        say(f"cross-check of the {name}: {found.get('reason') or 'passed at ' + str(found['positions']) + ' positions'}")
+        passed = f"passed at {found['positions']:,} positions"
+        say(f"cross-check of the {name}: {found.get('reason') or passed}")
     return results
 
 

@@ -94,7 +94,7 @@ def require_masks(masks: Sequence[Sequence[int]]) -> dict[str, Any]:
     if wrong:
         index, reason = next(iter(wrong.items()))
         raise KitError(f"{len(wrong)} loss masks are degenerate, the first is row {index}", seen=reason, fix=_LOOK)
-    return {"name": "no mask all ones or all zeros", "state": "ok", "found": f"{len(masks)} rows"}
+    return {"name": "no mask all ones or all zeros", "state": "ok", "found": f"{len(masks):,} rows"}
 
 
 _LOOK = "look at data/responses.jsonl: are prompt and answer told apart?"

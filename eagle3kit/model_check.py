@@ -389,7 +389,7 @@ def claims() -> list[dict[str, str]]:
         _claim(
             "EAGLE-3 loses at a high batch on PCIe",
             ends is not None,
-            f"from {max(gains):.2f} x at {batches[gains.index(max(gains))]} streams to below 1 at {ends}",
+            f"from {max(gains):.2f} x with {batches[gains.index(max(gains))]} in flight to below 1 with {ends}",
             "a gain that ends",
         ),
     ]
@@ -536,7 +536,7 @@ def build(reports_dir: Path | str) -> Path:
 _NOT_MODELLED = (
     "Benchmarks differ in the model by their acceptance only. Prompt lengths, prefill and the tail of a run, when fewer requests "
     "are left than the batch, are not modelled: gsm8k, the slowest here without speculation too, gains less than predicted.",
-    "The drafter's weights are read at the speed of one GPU, whatever the tensor parallelism (`drafter_gpus` sets another).",
+    "The drafter's weights are read at the speed of one GPU, whatever the tensor parallelism (drafter_gpus sets another).",
     "NVLink's latency is assumed, 12 microseconds an all-reduce. Untuned NCCL is measured at one size.",
     "Expert weights are read at the same share of the bandwidth as dense ones; quantised products cost what bf16 ones do.",
 )

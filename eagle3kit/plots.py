@@ -497,7 +497,7 @@ def speed(data: Mapping[str, Any]) -> Figure:
             ratio = ratios.get(name) if isinstance(ratios, Mapping) else None
             if isinstance(ratio, Mapping) and (centre := _finite(ratio.get("ratio"))) is not None:
                 a, b = _finite(ratio.get("low")), _finite(ratio.get("high"))
-                text += f"\n{centre:.2f}x" + (f" ({a:.2f} to {b:.2f})" if a is not None and b is not None else "")
+                text += f"\n{centre:.2f} x" + (f" ({a:.2f} to {b:.2f})" if a is not None and b is not None else "")
             axes.annotate(text, (i, high), (0, 8), textcoords="offset points", ha="center", fontsize=9.5)
         axes.set_xticks(range(len(found)), [CONTESTANT_NAMES.get(name, _plain(name)) for name in found])
         axes.set_xlim(-0.6, max(len(found) - 0.4, 1.6))

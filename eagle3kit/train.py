@@ -486,7 +486,7 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return [
         {"check": "weights finite", "found": f"{len(weights)} tensors, {size / 1e6:.0f} MB"},
-        {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t)} draft tokens"},
+        {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t):,} draft tokens"},
         *({"check": row["name"], "found": row["found"]} for row in origin),
         {"check": "first guess on held-out rows", "found": f"{100 * first:.1f} %"},
     ]

@@ -316,6 +316,22 @@ def test_empty_run_says_unknown_and_invents_nothing(tmp_path: Path) -> None:
     assert not re.search(r"\d\.\d", text.replace("params/bare.yaml", "").split("Sections")[0])
 
 
+def test_a_sentence_among_the_facts_wraps_and_a_number_does_not(tmp_path: Path) -> None:
+    """Kept in one line and aligned right it would make the table three screens wide, with the reasons beyond the edge."""
+    verdict = "3 pass, 13 need a change (width; vocabulary; heads; rope; longest position; pad id), 2 unknown"
+    page = page_of(make_run(tmp_path / "runs" / "local", FACTS | {"drafter.portability": (verdict, "", "02")}))
+    assert f"<td>{verdict}</td>" in page
+    assert '<td class="r">42.0 %</td>' in page
+
+
+def test_a_stage_of_seconds_did_not_take_no_time(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "runs" / "local")
+    facts = json.loads((root / "facts.json").read_text())
+    facts["stage.00.minutes"]["value"] = 0.03
+    write(root, "facts.json", facts)
+    assert "Took 2 s." in page_of(root)
+
+
 @pytest.mark.parametrize("name", sorted(FACTS))
 def test_every_fact_may_be_missing_or_nonsense(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path / "local", {key: fact for key, fact in FACTS.items() if key != name})
@@ -601,7 +617,7 @@ def test_index_lists_reports(run: Path, tmp_path: Path) -> None:
     assert_safe(page)
     assert 'href="local.html"' in page and 'href="index_run.html"' in page and 'href="a%20b%23.html"' in page
     text = text_of(page)
-    assert "1.72" in text and "1.01x" in text and "All seven stages completed" in text
+    assert "1.72" in text and "1.01 x" in text and "All seven stages completed" in text
     assert "not a report of this kit" in text
 
 
