@@ -192,9 +192,8 @@ def as_table(
 
     def look(i: int, head: bool) -> str:
         weight = "font-weight: 600; border-bottom: 2px solid rgba(128, 128, 128, .5)" if head else f"border-bottom: {_LINE}"
-        return f"text-align: {'right' if right[i] else 'left'}; padding: .25em .8em; vertical-align: top; {weight}" + (
-            "; font-variant-numeric: tabular-nums" if right[i] else "; white-space: pre-wrap; overflow-wrap: break-word"
-        )
+        wraps = "white-space: pre-wrap; overflow-wrap: break-word" if head or not right[i] else "font-variant-numeric: tabular-nums"
+        return f"text-align: {'right' if right[i] else 'left'}; padding: .25em .8em; vertical-align: top; {weight}; {wraps}"
 
     head = tag("tr", *(tag("th", name, scope="col", style=look(i, True)) for i, name in enumerate(names)))
 
@@ -227,7 +226,7 @@ def _column(values: Sequence[object]) -> tuple[list[str], bool]:
     digits = next((n for n in range(5) if all(abs(value) < 1000 and round(value, n) == value for value in numbers)), None)
     if digits and not all(isinstance(value, int) for value in numbers):
         cells = [f"{value + 0:.{digits}f}" if is_number(value) else cell for value, cell in zip(values, cells, strict=True)]
-    filled = [cell for cell in cells if cell not in {"", "unknown"}]
+    filled = [cell for cell in cells if cell not in {"", "-", "unknown"}]
     return cells, bool(filled) and all(_NUMBER.fullmatch(cell) for cell in filled)
 
 

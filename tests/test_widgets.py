@@ -126,12 +126,14 @@ def test_a_column_of_numbers_is_one_whether_or_not_they_carry_a_sign_or_a_unit()
     columns: dict[str, list[object]] = {
         "rounded": [1.25, 0.9, 1.0, -0.0],
         "raw": [0.018913, 105.23471, 1.0, 0.0],
-        "share": ["+10 %", "unknown", None, "-2.5 %"],
+        "share": ["+10 %", "unknown", "-", "-2.5 %"],
         "word": ["1 to 64", "2", "3", "4"],
     }
     made = widgets.as_table([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     cells = re.findall(r"<td style=\"text-align: (\w+)[^>]*>([^<]*)</td>", made.html)
     assert [side for side, _ in cells] == ["right", "right", "right", "left"] * 4
+    heads = re.findall(r"<th [^>]*>", made.html)
+    assert len([head for head in heads if "pre-wrap" in head]) == 4  # a long name over short numbers does not widen the page
     assert [text for _, text in cells[::4]] == ["1.25", "0.90", "1.00", "0.00"]
     assert [text for _, text in cells[1::4]] == ["0.01891", "105.2", "1", "0"]
 
