@@ -192,8 +192,9 @@ def as_table(
 
     def look(i: int, head: bool) -> str:
         weight = "font-weight: 600; border-bottom: 2px solid rgba(128, 128, 128, .5)" if head else f"border-bottom: {_LINE}"
-        wraps = "white-space: pre-wrap; overflow-wrap: break-word" if head or not right[i] else "font-variant-numeric: tabular-nums"
-        return f"text-align: {'right' if right[i] else 'left'}; padding: .25em .8em; vertical-align: top; {weight}; {wraps}"
+        lines = "pre-wrap; overflow-wrap: break-word" if head or not right[i] else "nowrap; font-variant-numeric: tabular-nums"
+        side = "right" if right[i] else "left"
+        return f"text-align: {side}; padding: .25em .8em; vertical-align: top; {weight}; white-space: {lines}"
 
     head = tag("tr", *(tag("th", name, scope="col", style=look(i, True)) for i, name in enumerate(names)))
 

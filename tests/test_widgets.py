@@ -132,6 +132,7 @@ def test_a_column_of_numbers_is_one_whether_or_not_they_carry_a_sign_or_a_unit()
     made = widgets.as_table([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     cells = re.findall(r"<td style=\"text-align: (\w+)[^>]*>([^<]*)</td>", made.html)
     assert [side for side, _ in cells] == ["right", "right", "right", "left"] * 4
+    assert made.html.count("nowrap") == 12  # a number is not parted from its unit
     heads = re.findall(r"<th [^>]*>", made.html)
     assert len([head for head in heads if "pre-wrap" in head]) == 4  # a long name over short numbers does not widen the page
     assert [text for _, text in cells[::4]] == ["1.25", "0.90", "1.00", "0.00"]
