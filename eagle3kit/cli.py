@@ -189,7 +189,7 @@ def check_model_command(options: argparse.Namespace) -> int:
         for what in dict.fromkeys(row.what for row, _ in asked):  # apart: the model is one of ratios, not of tokens a second
             if known := [(row, found) for row, found in asked if row.what == what and not math.isnan(row.value)]:
                 median, worst = model_check.errors(known)
-                print(f"{what}: median error {median:.1%}, worst {worst:.1%}, of {len(known)} published")
+                print(f"{what}: median error {100 * median:.1f} %, worst {100 * worst:.1f} %, of {len(known)} published")
         return 0
     print(model_check.build(options.dest))
     missed = [check for check in model_check.checks() if check["state"] != "ok"]

@@ -531,7 +531,7 @@ def build_rows(run: Run, prompts: Sequence[Prompt], dropped: Counter[str], captu
             raise KitError(
                 "the target left too many prompts without an answer",
                 seen=f"{len(missing)} of {len(prompts)}; the first error is {_first_error(folder)}",
-                wanted=f"at most {MAX_UNANSWERED:.0%}",
+                wanted=f"at most {100 * MAX_UNANSWERED:.0f} %",
                 fix="run the notebook again: answered prompts are kept",
             )
     lost["the conversation ended before this turn"] += sum(max(0, wanted[identity] - n) for identity, n in came.items())
@@ -603,8 +603,8 @@ def check_masks(masks: Sequence[Sequence[int]], low: float = 0.02, high: float =
     if not low <= share <= high:
         raise KitError(
             "the loss mask is degenerate",
-            seen=f"{share:.1%} of the tokens supervised",
-            wanted=f"{low:.0%} to {high:.0%}",
+            seen=f"{100 * share:.1f} % of the tokens supervised",
+            wanted=f"{100 * low:.0f} to {100 * high:.0f} %",
             fix="look at data/responses.jsonl: are prompt and answer told apart?",
         )
     return share

@@ -50,11 +50,11 @@ def gpus() -> tuple[list[Gpu], str]:
 def device(params: Params) -> tuple[Literal["cpu", "cuda"], str]:
     """Where the models run, and why: the parameter `device`, or with `auto` a GPU where nvidia-smi lists one."""
     if params.device != "auto":
-        return params.device, f"device: {params.device} is set"
+        return params.device, f"{params.device}, by device: {params.device}"
     found, how = gpus()
     if found:
-        return "cuda", f"device: auto, and {how} ({found[0].name})"
-    return "cpu", f"device: auto, and {how}"
+        return "cuda", f"cuda, by device: auto: {how} ({found[0].name})"
+    return "cpu", f"cpu, by device: auto: {how}"
 
 
 def at_once(params: Params) -> int:

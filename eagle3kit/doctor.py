@@ -31,7 +31,7 @@ from eagle3kit.devices import Gpu
 from eagle3kit.errors import KitError
 from eagle3kit.model_folder import check_folder
 from eagle3kit.params import Params
-from eagle3kit.rundir import Run
+from eagle3kit.rundir import Run, project_path
 from eagle3kit.speedup import hardware_presets
 from eagle3kit.target import Target
 
@@ -402,8 +402,8 @@ def _plan(params: Params, described: Target | None) -> Iterator[Check]:
     yield Check(
         "disk",
         "fail" if disk else "warn" if tight else "ok",
-        f"{reckoned['disk.needed'].text}, and at most {planning.DISK_LIMIT:.0%} full",
-        f"{reckoned['disk.free'].text} free, {min(reckoned.value('disk.share'), 9.99):.0%} full afterwards",
+        f"{reckoned['disk.needed'].text}, and at most {100 * planning.DISK_LIMIT:.0f} % full",
+        f"{reckoned['disk.free'].text} free, {100 * min(reckoned.value('disk.share'), 9.99):.0f} % full afterwards",
         fix,
     )
     if reckoned.hardware.is_gpu or reckoned["memory.fits"].value is None:
@@ -434,7 +434,7 @@ def available_memory(file: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _writable(params: Params) -> Check:
-    folder = Path(params.runs_dir).resolve()
+    folder = project_path(params.runs_dir)
     existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     try:
         with tempfile.TemporaryFile(dir=existing) as file:

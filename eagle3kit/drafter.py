@@ -269,7 +269,7 @@ def tensor_rows(values: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "tensor": name,
                 "shape": " x ".join(f"{n:,}" for n in shape),
                 "parameters": None if is_map else count,
-                "share": "" if is_map else f"{count / total:.1%}",
+                "share": "" if is_map else f"{100 * count / total:.1f} %",
                 "in the file": _bytes(count * MAPS.get(name, 2)),
                 "training": "made by notebook 04" if is_map else "copied from the target" if name in FROM_TARGET else "trained",
             }

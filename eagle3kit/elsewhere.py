@@ -85,7 +85,7 @@ def rows(there: Setup, curve: Curve, k: int, streams: Sequence[int] = (1, 4, 16,
                 "best k": best or "do not speculate",
                 "speed-up there": round(gain, 2),
                 f"AL to break even, k = {k}": round(there.break_even(n, k), 2),
-                "acceptance of each position for it": "out of reach" if needed is None else f"{needed:.0%}",
+                "acceptance of each position for it": "out of reach" if needed is None else f"{100 * needed:.0f} %",
             }
         )
     return found
@@ -144,7 +144,8 @@ def what_if(run: Run, there: Setup) -> None:
         usual = all_reduce if all_reduce in all_reduce_kinds(found[gpu]) else ""
         made = replace(there, hardware=found[gpu], gpus=gpus, all_reduce=usual)
         al = known[acceptance].al(k) if acceptance in known else float(acceptance.removeprefix(_AL))
-        row = {"setup": title(made), "fits": made.fits(streams), "streams": streams, "k": k, "AL": round(al, 2)}
+        other = "" if usual or all_reduce not in kinds else f" (it has no {all_reduce})"
+        row = {"setup": title(made) + other, "fits": made.fits(streams), "streams": streams, "k": k, "AL": round(al, 2)}
         if al > k + 1:
             return [row | {"so": f"impossible: AL is at most {k + 1} at k = {k}"}]
         gain = made.speedup(streams, k, al)

@@ -467,7 +467,7 @@ def _record(run: Run, said: Mapping[str, Mapping[str, Any]], results: Mapping[st
     }
     for name in ("unconditional", "conditional"):
         label = "position" if name == "unconditional" else name
-        facts |= {f"acceptance.{label}_{i + 1}": (round(rate, 4), "share") for i, rate in enumerate(accepted[name])}
+        facts |= {f"acceptance.{label}_{i + 1}": (round(rate, 6), "share") for i, rate in enumerate(accepted[name])}
     facts |= {f"acceptance.kind.{kind}": (round(v["al"], 4), "tokens/forward") for kind, v in accepted["by_kind"].items()}
     ngram = results["ngram"]["counters"]  # text that repeats nothing gives it nothing to draft
     ngram_al = 1 + ngram["accepted_tokens"] / ngram["drafts"] if ngram.get("drafts") else 1.0

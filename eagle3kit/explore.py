@@ -228,7 +228,7 @@ def contents(parent: Parent, weights: Weights) -> list[dict[str, str]]:
     more = f", and {unknown} tensors of unknown size" if unknown else ""
     total = f"{sum(row['parameters'] or 0 for row in here):,} parameters, {sum(row['bytes'] or 0 for row in here):,} bytes{more}"
     draft, vocabulary = parent.values.get("draft_vocab_size"), parent.values.get("vocab_size")
-    share = f" of {vocabulary:,} ({draft / vocabulary:.1%})" if draft and vocabulary else ""
+    share = f" of {vocabulary:,} ({100 * draft / vocabulary:.1f} %)" if draft and vocabulary else ""
     seen = "" if weights.proposable is None else f"; the map in the file has {len(weights.proposable):,}"
     rows = [("weights", weights.where, ""), ("size", total, "" if weights.tensors else "counted from the config")]
     rows.append(("draft vocabulary", (f"{draft:,}{share}" if draft else "unknown") + seen, FIELDS["draft_vocab_size"].meaning))

@@ -83,7 +83,8 @@ def cross_check(
             _record(run, step.folder)
             step.outputs = {"files": file_digest(run.path("hidden_states", "files.json"))}
     for name, found in (results := judge(run, step.folder)).items():
-        say(f"cross-check of the {name}: {found.get('reason') or 'passed at ' + str(found['positions']) + ' positions'}")
+        passed = f"passed at {found['positions']:,} positions"
+        say(f"cross-check of the {name}: {found.get('reason') or passed}")
     return results
 
 
@@ -175,11 +176,11 @@ def answers(run: Run, head: torch.Tensor, norm: torch.Tensor, eps: float) -> dic
     found: dict[str, Any] = {"rows": len(counted), "positions": positions, "agree": hits / positions, "nll": nll / positions}
     if not p.data_regenerate:
         return found | {
-            "reason": f"not judged: the target did not write these answers; {hits / positions:.1%} are its own tokens"
+            "reason": f"not judged: the target did not write these answers; {100 * hits / positions:.1f} % are its own tokens"
         }
     penalty = (load_origin(run).get("sampling") or {}).get("repetition_penalty", 1)
     if penalty != 1:
-        of_all = f"{hits / positions:.1%} of the tokens are the most likely ones"
+        of_all = f"{100 * hits / positions:.1f} % of the tokens are the most likely ones"
         return found | {"reason": f"not judged: the target's own repetition_penalty ({penalty:g}) chooses other tokens; {of_all}"}
     suspicious = [index for index, (right, of, _) in counted.items() if right < LEAST_AGREEMENT * of]
     looked = score_rows(run, suspicious, LOOK, head, norm, eps)
@@ -227,7 +228,7 @@ def require_own_answers(result: Mapping[str, Any]) -> None:
         named = ", ".join(str(row["row"]) for row in poor[:6])
         raise KitError(
             f"the hidden states of {len(poor)} of {result['rows']} rows are not those of their answers",
-            seen=f"rows {named}: the target's own tokens are the most likely ones at {poor[0]['agree']:.0%} of the positions",
-            wanted=f"at least {LEAST_AGREEMENT:.0%} in every row",
+            seen=f"rows {named}: the target's own tokens are most likely at {100 * poor[0]['agree']:.0f} % of the positions",
+            wanted=f"at least {100 * LEAST_AGREEMENT:.0f} % in every row",
             fix=f"were files swapped, or rows made with another target? Then {state_files.AGAIN}",
         )

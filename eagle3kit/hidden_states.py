@@ -394,7 +394,8 @@ def golden(
             judge(result, run.params.golden_min_top1, run.params.golden_max_mae)  # a failed check is not finished
     result = read_json(step.folder / "golden.json", MADE_BY)
     judge(result, run.params.golden_min_top1, run.params.golden_max_mae)
-    say(f"golden check: top-1 {result['top1']:.1%} of {result['positions']} positions, mean error {result['mae']:.1e} nats")
+    top1 = f"{100 * result['top1']:.1f} % of {result['positions']:,} positions"
+    say(f"golden check: top-1 {top1}, mean error {result['mae']:.1e} nats")
     return dict(result)
 
 

@@ -76,7 +76,7 @@ def check(run: Run, model: str | Path) -> list[dict[str, Any]]:
                 require_masks(masks),
                 require_second_token(masks),
                 require_same_ids(run, tokenizer, ids, masks),
-                {"name": "supervised tokens", "state": "ok", "found": f"{share:.1%}", "wanted": "2 % to 98 %"},
+                {"name": "supervised tokens", "state": "ok", "found": f"{100 * share:.1f} %", "wanted": "2 % to 98 %"},
                 thinking_check(load_origin(run)),
             ]
             write_json(step.folder / "checks.json", checks)
@@ -94,7 +94,7 @@ def require_masks(masks: Sequence[Sequence[int]]) -> dict[str, Any]:
     if wrong:
         index, reason = next(iter(wrong.items()))
         raise KitError(f"{len(wrong)} loss masks are degenerate, the first is row {index}", seen=reason, fix=_LOOK)
-    return {"name": "no mask all ones or all zeros", "state": "ok", "found": f"{len(masks)} rows"}
+    return {"name": "no mask all ones or all zeros", "state": "ok", "found": f"{len(masks):,} rows"}
 
 
 _LOOK = "look at data/responses.jsonl: are prompt and answer told apart?"
@@ -159,7 +159,7 @@ def thinking_check(origin: Mapping[str, Any]) -> dict[str, Any]:
     if how in ("none", "unknown"):
         found = "the target has no <think>" if how == "none" else "the rows were made before this was looked at"
         return {"name": "thinking", "state": "ok" if how == "none" else "unknown", "found": found}
-    found = f"{origin['rows_with_thoughts']} rows with thoughts, {origin['empty_thoughts']:.1%} of the blocks are empty"
+    found = f"{origin['rows_with_thoughts']} rows with thoughts, {100 * origin['empty_thoughts']:.1f} % of the blocks are empty"
     return {"name": "thinking", "state": "ok" if how == "on" else "warn", "found": found}
 
 

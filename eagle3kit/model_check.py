@@ -258,7 +258,7 @@ def as_rows(predicted: Iterable[tuple[Row, float]]) -> list[dict[str, Any]]:
             "what": row.what,
             "published": "" if math.isnan(row.value) else _few(row.value),
             "predicted": _few(found),
-            "error": "" if math.isnan(row.value) else f"{found / row.value - 1:+.1%}",
+            "error": "" if math.isnan(row.value) else f"{100 * (found / row.value - 1):+.1f} %",
             "fits": row.setup.fits(row.streams),
         }
         for row, found in predicted
@@ -362,8 +362,8 @@ def variants() -> tuple[dict[str, Any], ...]:
         gain = replace(change(asked), constants=fit(of)).speedup(*_ASKED)
         found.append(
             {"number": what, "set to": value}
-            | {"median error": f"{by['bench'][0]:.1%}", "worst": f"{by['bench'][1]:.1%}"}
-            | {"median, setup left out": f"{by['name'][0]:.1%}", "worst, setup left out": f"{by['name'][1]:.1%}"}
+            | {"median error": f"{100 * by['bench'][0]:.1f} %", "worst": f"{100 * by['bench'][1]:.1f} %"}
+            | {"median, setup left out": f"{100 * by['name'][0]:.1f} %", "worst, setup left out": f"{100 * by['name'][1]:.1f} %"}
             | {f"speed-up on B300, {_ASKED[0]} streams": f"{gain:.2f}"}
         )
     return tuple(found)
@@ -387,14 +387,14 @@ def claims() -> list[dict[str, str]]:
         _claim(
             "all-reduce share of decode, untuned NCCL",
             0.45 <= share <= 0.58,
-            f"{share:.1%} on 8 x RTX PRO 6000, one stream",
+            f"{100 * share:.1f} % on 8 x RTX PRO 6000, one stream",
             "51.5 %, about half",
         ),
         _ngram_claim(),
         _claim(
             "EAGLE-3 loses at a high batch on PCIe",
             ends is not None,
-            f"from {max(gains):.2f} x at {batches[gains.index(max(gains))]} streams to below 1 at {ends}{room}",
+            f"from {max(gains):.2f} x with {batches[gains.index(max(gains))]} in flight to below 1 with {ends}{room}",
             "a gain that ends",
         ),
     ]
@@ -428,9 +428,10 @@ def _ngram_claim() -> dict[str, str]:
     return _claim(
         "n-gram loses on 8 x RTX PRO 6000",
         True,
-        f"9 to 26 % at every load of 1 to 64 only where {min(als):.0%} to {max(als):.0%} of the steps draft, {NGRAM_K} tokens, "
+        f"9 to 26 % at every load of 1 to 64 only where {100 * min(als):.0f} to {100 * max(als):.0f} % of the steps draft, "
+        f"{NGRAM_K} tokens, "
         f"and AL is {min(low for low, _ in als.values()):.2f} to {max(high for _, high in als.values()):.2f}, hardly a draft "
-        f"accepted; were every step to draft in vain, {min(lost):.0%} to {max(lost):.0%}",
+        f"accepted; were every step to draft in vain, {100 * min(lost):.0f} to {100 * max(lost):.0f} %",
         wanted,
     )
 
@@ -439,8 +440,18 @@ def checks() -> list[dict[str, str]]:
     """Everything the model must hold: its errors, and `claims`."""
     median, worst = errors()
     return [
-        _claim("median error, each benchmark left out", median <= MEDIAN_LIMIT, f"{median:.1%}", f"at most {MEDIAN_LIMIT:.0%}"),
-        _claim("worst error, each benchmark left out", worst <= WORST_LIMIT, f"{worst:.1%}", f"at most {WORST_LIMIT:.0%}"),
+        _claim(
+            "median error, each benchmark left out",
+            median <= MEDIAN_LIMIT,
+            f"{100 * median:.1f} %",
+            f"at most {100 * MEDIAN_LIMIT:.0f} %",
+        ),
+        _claim(
+            "worst error, each benchmark left out",
+            worst <= WORST_LIMIT,
+            f"{100 * worst:.1f} %",
+            f"at most {100 * WORST_LIMIT:.0f} %",
+        ),
         *claims(),
     ]
 
@@ -530,7 +541,7 @@ def build(reports_dir: Path | str) -> Path:
 _NOT_MODELLED = (
     "Benchmarks differ in the model by their acceptance only. Prompt lengths, prefill and the tail of a run, when fewer requests "
     "are left than the batch, are not modelled: gsm8k, the slowest here without speculation too, gains less than predicted.",
-    "The drafter's weights are read at the speed of one GPU, whatever the tensor parallelism (`drafter_gpus` sets another).",
+    "The drafter's weights are read at the speed of one GPU, whatever the tensor parallelism (drafter_gpus sets another).",
     "NVLink's latency is assumed, 12 microseconds an all-reduce. Untuned NCCL is measured at one size.",
     "Expert weights are read at the same share of the bandwidth as dense ones; quantised products cost what bf16 ones do.",
 )
@@ -544,8 +555,11 @@ def _by_setup() -> list[dict[str, Any]]:
         )
         found.append(
             {"setup": name, "speed-ups": sum(row.name == name for row, _ in leave_one_out())}
-            | {"median error, benchmark left out": f"{without_bench[0]:.1%}", "worst": f"{without_bench[1]:.1%}"}
-            | {"median error, setup left out": f"{without_setup[0]:.1%}", "worst, setup left out": f"{without_setup[1]:.1%}"}
+            | {"median error, benchmark left out": f"{100 * without_bench[0]:.1f} %", "worst": f"{100 * without_bench[1]:.1f} %"}
+            | {
+                "median error, setup left out": f"{100 * without_setup[0]:.1f} %",
+                "worst, setup left out": f"{100 * without_setup[1]:.1f} %",
+            }
         )
     return found
 
@@ -570,8 +584,8 @@ def _worst_factor() -> float:
 def _ngram_row(share: float) -> dict[str, Any]:
     lost, als = ngram(share)
     return {
-        "steps that draft": f"{share:.0%}",
-        "lost, none accepted": f"{min(lost):.0%} to {max(lost):.0%}",
+        "steps that draft": f"{100 * share:.0f} %",
+        "lost, none accepted": f"{100 * min(lost):.0f} to {100 * max(lost):.0f} %",
         "AL for 9 to 26 %": f"{als[0]:.2f} to {als[1]:.2f}" if als else "none",
     }
 
@@ -596,6 +610,11 @@ def _sensitivity() -> list[dict[str, Any]]:
         al = curve.al(3)
         off = [abs(replace(row, al=al).predict(constants()) / row.value - 1) for row in unknown]
         found.append(
-            {"AL at k = 3": round(al, 3), "of": name, "median error": f"{statistics.median(off):.0%}", "worst": f"{max(off):.0%}"}
+            {
+                "AL at k = 3": round(al, 3),
+                "of": name,
+                "median error": f"{100 * statistics.median(off):.0f} %",
+                "worst": f"{100 * max(off):.0f} %",
+            }
         )
     return sorted(found, key=lambda row: float(row["AL at k = 3"]))

@@ -62,14 +62,20 @@ def state_mark(state: str) -> Markup:
     return tag("span", SYMBOLS.get(state, "?"), cls=f"state {state}", role="img", aria_label=state)
 
 
+_LONGEST_NUMBER = 40  # with its unit, in one line; what is longer is a sentence, and wraps
+
+
 def data_table(
     head: Sequence[str], body: Iterable[Sequence[object]], right: Iterable[int] = (), bounds: Bounds | None = None
 ) -> Markup:
-    """A table; the columns `right` are aligned right. Rows beyond the bounds are counted, not shown."""
+    """A table; the columns `right` are aligned right, except sentences. Rows beyond the bounds are counted, not shown."""
     lines, ends = list(body), set(right)
     limit = bounds.rows if bounds else len(lines)
     look = ["r" if i in ends else None for i in range(len(head))]
-    made = [tag("tr", *(tag("td", cell, cls=look[i]) for i, cell in enumerate(line))) for line in lines[:limit]]
+    made = [
+        tag("tr", *(tag("td", cell, cls=look[i] if len(str(cell)) <= _LONGEST_NUMBER else None) for i, cell in enumerate(line)))
+        for line in lines[:limit]
+    ]
     if len(lines) > limit:
         made.append(tag("tr", tag("td", f"… and {len(lines) - limit:,} more rows in the run's folder", colspan=len(head))))
     top = tag("tr", *(tag("th", name, cls=look[i], scope="col") for i, name in enumerate(head)))
@@ -211,7 +217,7 @@ def _stage_section(e: Evidence, stage: Stage, pictures: Sequence[Picture], left_
     elif spent is None:
         status = "This stage has not completed."
     else:
-        status = f"Took {spent:.1f} minutes."
+        status = f"Took {fmt_duration(60 * spent)}."
     names = [
         name
         for name, fact in e.facts.items()
@@ -442,7 +448,7 @@ def _speed_table(e: Evidence, bounds: Bounds) -> list[Markup]:
         low, high = number(ratio.get("low")), number(ratio.get("high"))
         against = "1 (the baseline)" if name == "none" else "unknown"
         if ratio:
-            against = f"{two_digits(ratio.get('ratio'))}x{interval_text(low, high)}: {speed_verdict(low, high)[1]}"
+            against = f"{two_digits(ratio.get('ratio'))} x{interval_text(low, high)}: {speed_verdict(low, high)[1]}"
         body.append(
             (
                 _CONTESTANTS.get(name, short(name, bounds.text)),

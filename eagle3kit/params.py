@@ -240,7 +240,7 @@ class Params(BaseModel):
         aka=("total_seq_len", "batch_size"),
         ge=64,
     )
-    train_ttt_steps: int = _training(3, "steps", "draft steps that training unrolls (test-time training)", ge=1, le=16)
+    train_ttt_steps: int = _training(3, "steps", "draft steps that training unrolls (training-time test)", ge=1, le=16)
     train_ttt_decay: float = _training(
         1.0, "", "weight of a draft step's loss, times the one before; below 1 favours the first", gt=0, le=1
     )

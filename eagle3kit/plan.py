@@ -63,7 +63,7 @@ class Estimate(NamedTuple):
         if self.unit == "bytes":
             return _bytes(self.value)
         if self.unit == "share":
-            return f"{self.value:.1%}"
+            return f"{100 * self.value:.1f} %"
         if self.unit == "min" and self.value >= 120:
             return f"{self.value / 60:,.1f} h"
         if self.unit == "FLOP":
@@ -302,7 +302,7 @@ def _extraction_rate(target: Target, hardware: Hardware, params: Params, per_tok
     disk = DISK_GB_S * 1e9 / per_token
     if disk < compute:
         return disk, f"rough: bound by writing, {DISK_GB_S:g} GB/s assumed"
-    return compute, f"rough: {COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s a GPU"
+    return compute, f"rough: {100 * COMPUTE_SHARE:.0f} % of {hardware.bf16_tflops:g} TFLOP/s a GPU"
 
 
 def _training_rate(hardware: Hardware, params: Params) -> tuple[float, str]:
@@ -310,7 +310,7 @@ def _training_rate(hardware: Hardware, params: Params) -> tuple[float, str]:
     if hardware.bf16_tflops is None:
         return hardware.rates["train_gflops"] * 1e9, f"{hardware.rates['train_gflops']} GFLOP/s {hardware.source}"
     rate = hardware.bf16_tflops * 1e12 * COMPUTE_SHARE * params.train_processes
-    return rate, f"rough: {COMPUTE_SHARE:.0%} of {hardware.bf16_tflops:g} TFLOP/s, {params.train_processes} processes"
+    return rate, f"rough: {100 * COMPUTE_SHARE:.0f} % of {hardware.bf16_tflops:g} TFLOP/s, {params.train_processes} processes"
 
 
 # ---- the plan
@@ -444,9 +444,9 @@ class Plan:
             if shorter > p.data_max_response_tokens:
                 remedy += f", or data_seq_length: {shorter}"
         return KitError(
-            f"the disk of runs_dir would be {min(share, 9.99):.0%} full",
+            f"the disk of runs_dir would be {100 * min(share, 9.99):.0f} % full",
             seen=f"{self['disk.needed'].text} needed, {self['disk.free'].text} free",
-            wanted=f"at most {DISK_LIMIT:.0%} full",
+            wanted=f"at most {100 * DISK_LIMIT:.0f} % full",
             fix=remedy,
         )
 
@@ -594,7 +594,7 @@ def _download(p: Params, target: Target) -> tuple[int, str, bool]:
     except OSError:
         have = 0
     left = max(0, target.weight_bytes()[0] - have)
-    same = _existing(cache).stat().st_dev == _existing(Path(p.runs_dir)).stat().st_dev
+    same = _existing(cache).stat().st_dev == _existing(project_path(p.runs_dir)).stat().st_dev
     return left, f"weights of {target.source} to {cache}" + (", the same disk" if same else ", another disk"), same
 
 
@@ -674,7 +674,7 @@ def _memory(p: Params, target: Target, hardware: Hardware) -> dict[str, Estimate
     if hardware.memory_gb is not None:
         room = int(hardware.memory_gb * 1e9 * p.serve_tensor_parallel * p.serve_gpu_memory_utilization)
         how = f"{p.serve_tensor_parallel} of {p.gpu_count} x {hardware.label}, {hardware.memory_gb:g} GB each, of which "
-        how += f"{p.serve_gpu_memory_utilization:.0%}"
+        how += f"{100 * p.serve_gpu_memory_utilization:.0f} %"
     else:
         try:
             room = int(0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - p.serve_kv_cache_gb * 1e9)

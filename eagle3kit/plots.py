@@ -117,7 +117,7 @@ def _percent(axes: Axes, *, label: str, top: float = 1.0) -> None:
     """A vertical axis of shares from 0 to `top`, labelled in per cent."""
     from matplotlib.ticker import PercentFormatter
 
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     axes.set_ylim(0, top)
     axes.set_ylabel(label)
 
@@ -257,7 +257,7 @@ def golden_scores(golden: Mapping[str, Any]) -> Figure:
         figure, (left, right) = _figure(2.9, 2)
         shares = [_finite(slot.get("top1")) or 0.0 for slot in slots]
         bars = left.bar(places, shares, width=0.62, color=colours, hatch=hatches, edgecolor="white")
-        _above(left, bars, [f"{share:.1%}" for share in shares])
+        _above(left, bars, [f"{100 * share:.1f} %" for share in shares])
         left.set_title("Same most likely token")
         _percent(left, label="share of positions", top=1.12)
         left.set_yticks([0, 0.25, 0.5, 0.75, 1])
@@ -330,7 +330,7 @@ def coverage(data: Mapping[str, Any]) -> Figure:
                 lowest = min(lowest, *shares)
                 if key == "heldout" and chosen in sizes:
                     share = shares[sizes.index(chosen)]
-                    axes.annotate(f"{share:.1%}", (chosen, share), (6, -14), textcoords="offset points", color=BLUE)
+                    axes.annotate(f"{100 * share:.1f} %", (chosen, share), (6, -14), textcoords="offset points", color=BLUE)
         if chosen:
             axes.axvline(chosen, color=RED, linestyle=":", label=f"chosen: {chosen:,.0f} tokens")
         axes.set_xscale("log", base=2)
@@ -415,7 +415,7 @@ def acceptance(data: Mapping[str, Any]) -> Figure:
             if values:
                 here = [i + shift for i in range(len(values))]
                 bars = axes.bar(here, values, width=0.38, color=colour, hatch=hatch, edgecolor="white", label=name)
-                _above(axes, bars, [f"{value:.1%}" for value in values])
+                _above(axes, bars, [f"{100 * value:.1f} %" for value in values])
         axes.set_xticks(list(places), [f"position {i + 1}" for i in places])
         axes.grid(False, axis="x")
         _percent(axes, label="drafts accepted", top=min(1.1, max([*every, *reached, 0.1]) * 1.25))
@@ -497,7 +497,7 @@ def speed(data: Mapping[str, Any]) -> Figure:
             ratio = ratios.get(name) if isinstance(ratios, Mapping) else None
             if isinstance(ratio, Mapping) and (centre := _finite(ratio.get("ratio"))) is not None:
                 a, b = _finite(ratio.get("low")), _finite(ratio.get("high"))
-                text += f"\n{centre:.2f}x" + (f" ({a:.2f} to {b:.2f})" if a is not None and b is not None else "")
+                text += f"\n{centre:.2f} x" + (f" ({a:.2f} to {b:.2f})" if a is not None and b is not None else "")
             axes.annotate(text, (i, high), (0, 8), textcoords="offset points", ha="center", fontsize=9.5)
         axes.set_xticks(range(len(found)), [CONTESTANT_NAMES.get(name, _plain(name)) for name in found])
         axes.set_xlim(-0.6, max(len(found) - 0.4, 1.6))
@@ -559,7 +559,7 @@ def stage_minutes(minutes: Mapping[str, float]) -> Figure:
     with style():
         figure, (axes,) = _figure(0.8 + 0.33 * len(found))
         bars = axes.barh(range(len(found)), list(found.values()), height=0.68, color=BLUE)
-        _above(axes, bars, [f"{value:.1f}" + (f"  ({value / total:.0%})" if total else "") for value in found.values()])
+        _above(axes, bars, [f"{value:.1f}" + (f"  ({100 * value / total:.0f} %)" if total else "") for value in found.values()])
         axes.set_yticks(range(len(found)), [_plain(name, 40) for name in found])
         axes.invert_yaxis()
         axes.grid(False, axis="y")

@@ -130,5 +130,5 @@ def rows(items: list[Item]) -> list[dict[str, str]]:
 def summary(items: list[Item]) -> str:
     """The verdict in one line, for a caption and the report."""
     counts = {verdict: sum(item.verdict == verdict for item in items) for verdict in COLOURS}
-    changes = ", ".join(item.item for item in items if item.verdict == CHANGE)
+    changes = "; ".join(item.item for item in items if item.verdict == CHANGE)
     return f"{counts[PASSES]} pass, {counts[CHANGE]} need a change ({changes}), {counts[UNKNOWN]} unknown"

@@ -152,9 +152,8 @@ def derive(params: Params, parent: Parent, target: Target) -> Derivation:
     )
     take("vocab_size", target.vocab_size, "target", f"{whose} tokenizer")
     size = draft_vocabulary(params, target)
-    share = (
-        f"{size / target.vocab_size:.0%} of the target's {target.vocab_size:,} tokens; lm_head is read for every drafted token"
-    )
+    part = f"{100 * size / target.vocab_size:.0f} %"
+    share = f"{part} of the target's {target.vocab_size:,} tokens; lm_head is read for every drafted token"
     choose(
         "draft_vocab_size",
         size,

@@ -109,7 +109,7 @@ def caption(result: Mapping[str, Any], engine: str) -> str:
             "transformers made these states: it is compared with itself, which says nothing of vLLM; relative error of each slot"
         )
     apart = (
-        f"most likely token equal at {result['top1']:.2%} of {result['positions']} positions, log-probabilities "
+        f"most likely token equal at {100 * result['top1']:.2f} % of {result['positions']} positions, log-probabilities "
         f"{result['mae']:.1e} nats apart; "
         if "top1" in result  # a run of an older version has none
         else ""

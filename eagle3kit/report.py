@@ -138,7 +138,7 @@ def _change(a: float | None, b: float | None) -> str:
         return ""
     if a == b:
         return "same"
-    return f"{(b - a) / abs(a):+.1%}".replace("%", " %") if a else f"{b - a:+.3g}"
+    return f"{100 * (b - a) / abs(a):+.1f} %" if a else f"{b - a:+.3g}"
 
 
 def _comparable(runs: Sequence[Evidence], names: Sequence[str]) -> list[Check]:
@@ -230,7 +230,7 @@ def index(reports_dir: Path) -> Path:
                 link,
                 short(about.get("target"), 80),
                 two_digits(about.get("al")),
-                "unknown" if ratio is None else f"{ratio:.2f}x",
+                "unknown" if ratio is None else f"{ratio:.2f} x",
                 "unknown" if minutes is None else f"{minutes:.1f}",
                 tag("span", short(about.get("finished") or "unknown", 40), style="white-space:nowrap"),
                 join([state_mark(str(about.get("state"))), " ", short(about.get("outcome"), 200)]),

@@ -765,7 +765,7 @@ def _short_of(prompts: int) -> str:
     distribution between their ends with probability 1 - 2^(1 - n): below 95 % up to five.
     """
     sure = 1 - 2.0 ** (1 - prompts)
-    return f", {sure:.0%} at most" if sure < 0.95 else ""
+    return f", {100 * sure:.0f} % at most" if sure < 0.95 else ""
 
 
 def _range(low: float | None, high: float | None, digits: int = 2) -> str:
@@ -798,7 +798,11 @@ def speed_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def drafting_share(share: Sequence[float] | None) -> str:
     """What share of a step drafting takes, in words."""
-    return "unknown: not in the trace" if share is None else "{:.0%} of a step ({:.0%} to {:.0%})".format(*share)
+    return (
+        "unknown: not in the trace"
+        if share is None
+        else "{:.0f} % of a step ({:.0f} to {:.0f} %)".format(*(100 * each for each in share))
+    )
 
 
 def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -810,7 +814,7 @@ def local_rows(said: Mapping[str, Any]) -> list[dict[str, Any]]:
             ratio = {key: found[f"{prefix}{key}"] for key in ("low", "high")} | {"ratio": found[f"{prefix}measured"]}
             row[f"{what}, predicted"] = round(found[f"{prefix}predicted"], 2)
             row[f"{what}, measured"] = verdicts.speedup_text(ratio)
-            row[f"{what}, error"] = f"{found[f'{prefix}error']:+.0%}"
+            row[f"{what}, error"] = f"{100 * found[f'{prefix}error']:+.0f} %"
         rows.append(row)
     return rows
 

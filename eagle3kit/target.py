@@ -265,11 +265,12 @@ class Target:
             experts = f"{self.moe.experts}, {self.moe.experts_per_token} a token, {self.moe.shared_experts} shared"
             rows.append(("experts", f"{experts}, width {self.moe.intermediate_size}"))
             rows.append(("dense layers", str(self.moe.dense_layers)))
+        ids = (self.bos_token_id, ", ".join(map(str, self.eos_token_ids)), self.pad_token_id)
         rows += [
             ("norm epsilon", f"{self.rms_norm_eps:g}"),
             ("rope", self.rope.summary),
             ("context", str(self.max_position_embeddings)),
-            ("bos / eos / pad", f"{self.bos_token_id} / {', '.join(map(str, self.eos_token_ids))} / {self.pad_token_id}"),
+            ("bos / eos / pad", " / ".join("none" if one is None else str(one) for one in ids)),
             ("tied embeddings", "yes" if self.tie_word_embeddings else "no"),
             ("weight names", f"{self.weight_prefix}model.*, {self.weight_prefix}lm_head.*"),
             ("quantisation", self.quantization.summary if self.quantization else f"none ({self.dtype or 'type not given'})"),

@@ -436,7 +436,7 @@ def epoch_rows(log: Sequence[dict[str, Any]], served: Path | None = None) -> lis
         {
             "epoch": int(row["epoch"]) + 1,
             "loss": round(row["loss"], 4),
-            **{f"step {i + 1}": f"{value:.1%}" for i, value in enumerate(row["acc"])},
+            **{f"step {i + 1}": f"{100 * value:.1f} %" for i, value in enumerate(row["acc"])},
             "simulated AL": round(simulated_al(row["cond"]), 3),
             "served": "yes" if served and row["epoch"] == int(served.name) else "",
         }
@@ -479,16 +479,16 @@ def check(run: Run, model: Path | str) -> list[dict[str, Any]]:
     if first < MIN_FIRST_ACCURACY and run.params.target_model != "tiny-kimi-k2.5":
         raise KitError(
             "the drafter has learnt next to nothing",
-            seen=f"first-step accuracy {first:.1%}",
-            wanted=f"at least {MIN_FIRST_ACCURACY:.0%}",
+            seen=f"first-step accuracy {100 * first:.1f} %",
+            wanted=f"at least {100 * MIN_FIRST_ACCURACY:.0f} %",
             fix="train longer or on more prompts; check the golden check of notebook 03",
         )
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return [
         {"check": "weights finite", "found": f"{len(weights)} tensors, {size / 1e6:.0f} MB"},
-        {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t)} draft tokens"},
+        {"check": "vocabulary maps are notebook 04's", "found": f"{len(d2t):,} draft tokens"},
         *({"check": row["name"], "found": row["found"]} for row in origin),
-        {"check": "first guess on held-out rows", "found": f"{first:.1%}"},
+        {"check": "first guess on held-out rows", "found": f"{100 * first:.1f} %"},
     ]
 
 

@@ -48,32 +48,33 @@ def read_profile(conditional: Sequence[float], drafts: float, distinct: float | 
     if distinct is not None and distinct < LOOPING and first > 0.5:
         return Profile(
             "degenerate text",
-            f"{distinct:.0%} of the answers' bigrams are distinct: they run in a loop, which any drafter guesses",
+            f"{100 * distinct:.0f} % of the answers' bigrams are distinct: they run in a loop, which any drafter guesses",
             "measure on prompts that the target answers sensibly; this acceptance means nothing",
         )
     if first < NEAR_ZERO:
         return Profile(
             "first position near zero",
-            f"{first:.1%} of the first guesses are right",
+            f"{100 * first:.1f} % of the first guesses are right",
             "wrong auxiliary layers, or weights that were never trained: hold aux_layers against the checkpoint's config.json",
         )
     if first < SOUND_FIRST:
         return Profile(
             "weak",
-            f"{first:.1%} of the first guesses are right: more than guessing gives, less than a drafter that reads the states",
+            f"{100 * first:.1f} % of the first guesses are right: more than guessing, less than a drafter that reads the states",
             "trained on too little, or on other text than the target writes here; or one auxiliary layer of three is wrong, or "
             "the draft vocabulary misses these answers: look at held-out loss, golden check and vocabulary coverage",
         )
     if later and max(later) < NEAR_ZERO:
         return Profile(
             "later positions near zero",
-            f"the first guess is right in {first:.1%}, the later ones in at most {max(later):.1%} of the drafts that reach them",
+            f"the first guess is right in {100 * first:.1f} %, "
+            f"the later ones in at most {100 * max(later):.1f} % of the drafts that reach them",
             "the drafter's own output is not fed back as in training: norm_output, rope positions, train_ttt_steps above 1",
         )
     if min(conditional) > HIGH:
-        reason = f"at least {min(conditional):.0%} at every position"
+        reason = f"at least {100 * min(conditional):.0f} % at every position"
         return Profile("near perfect", reason, "expected on prompts it was trained on; on held-out ones look for a leak")
-    return Profile("healthy", f"the first guess is right in {first:.1%}, and the later ones go on from it", "")
+    return Profile("healthy", f"the first guess is right in {100 * first:.1f} %, and the later ones go on from it", "")
 
 
 def unique_bigrams(answers: Sequence[Tokens]) -> float | None:

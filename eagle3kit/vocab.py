@@ -115,8 +115,8 @@ def build(run: Run, target_vocab: int) -> dict[str, Any]:
     if share < run.params.vocab_min_coverage:
         raise KitError(
             "the draft vocabulary covers too little of the held-out answers",
-            seen=f"{share:.1%}",
-            wanted=f"at least {run.params.vocab_min_coverage:.0%} (vocab_min_coverage)",
+            seen=f"{100 * share:.1f} %",
+            wanted=f"at least {100 * run.params.vocab_min_coverage:.0f} % (vocab_min_coverage)",
             fix="raise draft_vocab_size or train on more prompts",
         )
     result: dict[str, Any] = read_json(run.path("vocab", "coverage.json"), MADE_BY)
@@ -145,6 +145,11 @@ def load_maps(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
 def coverage_rows(curve: dict[str, Any]) -> list[dict[str, Any]]:
     """The coverage curve as rows of a table, the chosen size marked."""
     return [
-        {"size": size, "training": f"{train:.2%}", "held out": f"{heldout:.2%}", "": "chosen" if size == curve["chosen"] else ""}
+        {
+            "size": size,
+            "training": f"{100 * train:.2f} %",
+            "held out": f"{100 * heldout:.2f} %",
+            "": "chosen" if size == curve["chosen"] else "",
+        }
         for size, train, heldout in zip(curve["sizes"], curve["train"], curve["heldout"], strict=True)
     ]

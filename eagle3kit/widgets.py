@@ -25,6 +25,7 @@ T = TypeVar("T")
 _LINE = "1px solid rgba(128, 128, 128, .35)"
 _FAINT = "rgba(128, 128, 128, .12)"
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( %| x)?|infinite|not a number|more than 1e300")
 _VOID = {"br", "img", "meta", "hr", "col"}
 
 SYMBOLS = {"ok": "✓", "warn": "!", "fail": "✗", "unknown": "?"}
@@ -185,17 +186,15 @@ def as_table(
     """What `table` shows."""
     given = list(rows)
     names = list(columns) if columns is not None else list(dict.fromkeys(key for row in given for key in row))
-    cells = [[_cell(row.get(name)) for name in names] for row in given]
-    right = [
-        any(is_number(row.get(name)) for row in given) and all(row.get(name) is None or is_number(row.get(name)) for row in given)
-        for name in names
-    ]
+    columned = [_column([row.get(name) for row in given]) for name in names]
+    cells = [list(row) for row in zip(*(column for column, _ in columned), strict=True)]
+    right = [numbers for _, numbers in columned]
 
     def look(i: int, head: bool) -> str:
         weight = "font-weight: 600; border-bottom: 2px solid rgba(128, 128, 128, .5)" if head else f"border-bottom: {_LINE}"
-        return f"text-align: {'right' if right[i] else 'left'}; padding: .25em .8em; vertical-align: top; {weight}" + (
-            "; font-variant-numeric: tabular-nums" if right[i] else "; white-space: pre-wrap; overflow-wrap: break-word"
-        )
+        lines = "pre-wrap; overflow-wrap: break-word" if head or not right[i] else "nowrap; font-variant-numeric: tabular-nums"
+        side = "right" if right[i] else "left"
+        return f"text-align: {side}; padding: .25em .8em; vertical-align: top; {weight}; white-space: {lines}"
 
     head = tag("tr", *(tag("th", name, scope="col", style=look(i, True)) for i, name in enumerate(names)))
 
@@ -206,14 +205,30 @@ def as_table(
     body = [tag("tr", *(tag("td", cell, style=look(i, False) + colour(cell)) for i, cell in enumerate(row))) for row in cells]
     if not given:
         body = [tag("tr", tag("td", "nothing to show", colspan=max(len(names), 1), style="padding: .25em .8em; opacity: .7"))]
+    style = "border-collapse: collapse; margin: .4em 0" + ("; min-width: min(100%, 24rem)" if caption else "")  # as its caption
     whole = tag(
-        "table", _caption(caption), tag("thead", head), tag("tbody", *body), style="border-collapse: collapse; margin: .4em 0"
+        "table",
+        _caption(caption),
+        tag("thead", head),
+        tag("tbody", *body),
+        style=style,
     )
     return Shown(tag("div", whole, style="overflow-x: auto"), _plain_table(names, cells, right, caption))
 
 
 def _caption(text: str) -> Markup | None:
     return tag("caption", text, style="caption-side: top; text-align: left; padding: .3em 0; font-weight: 600") if text else None
+
+
+def _column(values: Sequence[object]) -> tuple[list[str], bool]:
+    """The cells of one column, and whether they are numbers: those that were rounded alike are shown with the same decimals."""
+    cells = [_cell(value) for value in values]
+    numbers = [value for value in values if is_number(value)]
+    digits = next((n for n in range(5) if all(abs(value) < 1000 and round(value, n) == value for value in numbers)), None)
+    if digits and not all(isinstance(value, int) for value in numbers):
+        cells = [f"{value + 0:.{digits}f}" if is_number(value) else cell for value, cell in zip(values, cells, strict=True)]
+    filled = [cell for cell in cells if cell not in {"", "-", "unknown"}]
+    return cells, bool(filled) and all(_NUMBER.fullmatch(cell) for cell in filled)
 
 
 def _cell(value: object) -> str:
@@ -341,7 +356,7 @@ def _sample(tokens: Sequence[tuple[str, bool, bool]]) -> Shown:
         else:
             runs.append(([drawn], [text], supervised))
     count = sum(supervised for _, supervised, _ in tokens)
-    share = f" ({count / len(tokens):.0%})".replace("%", " %") if tokens else ""
+    share = f" ({100 * count / len(tokens):.0f} %)" if tokens else ""
     legend = f"{len(tokens):,} tokens, {count:,} supervised{share}"
     mark = "background: rgba(0, 114, 178, .22); color: inherit; border-bottom: 2px solid #56B4E9; padding: .05em 0"
     body = join(tag("mark", *drawn, style=mark) if on else join(drawn) for drawn, _, on in runs)

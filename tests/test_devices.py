@@ -22,7 +22,7 @@ def test_gpus_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = devices.gpus()
     assert [gpu.index for gpu in found] == [0, 1]
     assert found[0].memory_gb == pytest.approx(150.75, abs=0.01)
-    assert devices.device(Params()) == ("cuda", "device: auto, and nvidia-smi lists 2 (NVIDIA H200)")
+    assert devices.device(Params()) == ("cuda", "cuda, by device: auto: nvidia-smi lists 2 (NVIDIA H200)")
     assert devices.device(Params(device="cpu"))[0] == "cpu"
 
 
@@ -35,7 +35,7 @@ def test_visible_devices_count(monkeypatch: pytest.MonkeyPatch, visible: str, wa
 
 def test_no_nvidia_smi_means_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert devices.device(Params()) == ("cpu", "device: auto, and there is no nvidia-smi")
+    assert devices.device(Params()) == ("cpu", "cpu, by device: auto: there is no nvidia-smi")
 
 
 ONLINE = Params(extraction_mode="online", device="cuda", gpu_count=8, train_processes=2, serve_tensor_parallel=4)

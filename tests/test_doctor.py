@@ -169,6 +169,14 @@ def test_without_vllm_the_other_engine_may_begin(install: Install, tmp_path: Pat
     assert check.fix.startswith("before notebook 06: ")
 
 
+def test_the_runs_folder_is_the_one_that_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JupyterLab's kernels start in `notebooks/`: what is looked at there must not be `notebooks/runs`."""
+    for folder in ("notebooks", "params"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert named(doctor.checks(Params()), "runs_dir").found == str(tmp_path / "runs")
+
+
 def test_torchvision_of_the_same_kind_is_fine(install: Install, tmp_path: Path) -> None:
     install(torchvision="0.28.0+cpu")
     assert "torchvision" not in {check.name for check in doctor.checks(Params(runs_dir=str(tmp_path)))}

@@ -101,6 +101,8 @@ def test_controls_change_the_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert "RTX PRO 6000" in str(shown[-1]) != before
     by_name["all-reduce"].value = "one-shot"
     assert "all-reduce one-shot" in str(shown[-1])
+    by_name["all-reduce"].value = "nvlink"
+    assert isinstance(answer := shown[-1], widgets.Shown) and "all-reduce nccl-untuned (it has no nvlink)" in answer.html
     by_name["acceptance"].value = "AL 2.5"
     assert "2.5" in str(shown[-1])
     by_name["k"].value = 1

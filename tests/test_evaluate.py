@@ -213,6 +213,7 @@ def test_conclusions_hold_the_pattern_and_what_speed_was_measured_with(tmp_path:
     assert said["speed"]["ratios"]["eagle3"]["at_heldout"] == pytest.approx(1.5 * 2.75 / 1.5)
     assert said["acceptance"]["profile"]["name"] == "healthy"
     assert run.fact("acceptance.profile") == "healthy"
+    assert run.fact("acceptance.conditional_2") == pytest.approx(2 / 3, abs=1e-6)  # rounded twice, 46.648 % would read 46.7 %
     assert (run.fact("speed.eagle3.al"), run.fact("speed.eagle3.heldout_al")) == (1.5, 2.75)
 
 

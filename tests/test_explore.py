@@ -88,7 +88,7 @@ class TestWeights:
         assert (rows["t2d"]["parameters"], rows["t2d"]["bytes"]) == (None, 163840)
         found = {row["what"]: row["found"] for row in explore.contents(parent, weights)}
         assert found["size"] == "80 parameters, 164,000 bytes"
-        assert found["draft vocabulary"] == "32,000 of 163,840 (19.5%); the map in the file has 4"
+        assert found["draft vocabulary"] == "32,000 of 163,840 (19.5 %); the map in the file has 4"
         assert (found["lm_head.weight"], found["embed_tokens.weight"]) == ("in the file", "not in the file")
 
     def test_map_from_d2t_alone(self, tmp_path: Path) -> None:

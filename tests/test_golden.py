@@ -185,7 +185,7 @@ def test_the_table_says_how_far_the_engines_are_apart_and_when_there_is_only_one
     parts = (*hidden_states.head_and_norm(target), EPS)
     same = golden.against_transformers(extracted, target, LAYERS, *parts)
     assert (same["top1"], same["mae"] < 1e-5) == (1, True)
-    assert "vLLM and transformers on the same token ids: most likely token equal at 100.00%" in reference.caption(same, "vllm")
+    assert "vLLM and transformers on the same token ids: most likely token equal at 100.00 %" in reference.caption(same, "vllm")
     assert "compared with itself" in reference.caption(same, "transformers")
     FAULTS["the last layer is the one before"][0](extracted)
     other = golden.against_transformers(extracted, target, LAYERS, *parts)

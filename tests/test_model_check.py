@@ -50,7 +50,7 @@ def test_what_is_known_of_these_machines_is_reproduced(claim: dict[str, str]) ->
 def test_a_load_that_does_not_fit_is_said_to_be_one() -> None:
     """The gain ends where 8 x 96 GB no longer hold the streams at the context that is assumed."""
     (claim,) = (claim for claim in model_check.claims() if claim["name"].startswith("EAGLE-3 loses"))
-    assert claim["found"].endswith("below 1 at 512 (they fit only with less than 1,000 tokens of context each)")
+    assert claim["found"].endswith("below 1 with 512 (they fit only with less than 1,000 tokens of context each)")
 
 
 def test_leaving_a_machine_out_leaves_out_all_its_rows() -> None:
@@ -65,7 +65,7 @@ def test_a_variant_kept_is_no_worse_than_those_it_was_compared_with() -> None:
     """What a drafter's pass takes was chosen by these errors; the page says so."""
     rows = {row["set to"]: row for row in model_check.variants()}
     kept = rows[""]
-    assert kept["median error"] == f"{model_check.errors()[0]:.1%}"
+    assert kept["median error"] == f"{100 * model_check.errors()[0]:.1f} %"
     for other in ("by all", "no all-reduces", "not read"):
         for column in ("median error", "worst"):
             assert float(kept[column][:-1]) <= float(rows[other][column][:-1])
@@ -262,12 +262,12 @@ def test_command_predicts_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out.splitlines()
     predicted = model_check.read_rows(file, str(mine))[0].predict()
     assert f"{predicted:.2f}" in shown[2]
-    assert f"{predicted / 1.5 - 1:+.1%}" in shown[2]
+    assert f"{100 * (predicted / 1.5 - 1):+.1f} %" in shown[2]
     assert shown[2].endswith("yes")
     assert "too small" in shown[4]
     assert shown[4].endswith("no")
     off = sorted((abs(predicted / 1.5 - 1), abs(predicted / 3 - 1)))
-    assert shown[5] == f"speed-up: median error {sum(off) / 2:.1%}, worst {off[1]:.1%}, of 2 published"
+    assert shown[5] == f"speed-up: median error {100 * sum(off) / 2:.1f} %, worst {100 * off[1]:.1f} %, of 2 published"
     assert not list(tmp_path.glob("*.html"))
     assert cli.main(["check-model", "--rows", str(written(tmp_path, {**ROW, "k": "x"}))]) == 2
     assert capsys.readouterr().err.startswith("eagle3kit: ")

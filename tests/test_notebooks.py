@@ -160,3 +160,17 @@ def test_notebooks_use_no_other_controls() -> None:
     assert uses
     assert all(re.search(r"widgets\.(choose|choose_two|LivePlot)\(", line) for line in uses)
     assert not [path.name for path in NOTEBOOKS if "ipywidgets" in path.read_text() or "input(" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_section_with_something_to_do_does_it_before_the_next_one_begins(path: Path) -> None:
+    """A section that announces `*Do.*` and has no code was torn from it: its pictures would stand under another heading."""
+    page = "\n".join("[code]" if cell["cell_type"] == "code" else "".join(cell["source"]) for cell in read(path)["cells"])
+    torn = [part.partition("\n")[0] for part in page.split("\n## ")[1:] if "*Do.*" in part and "[code]" not in part]
+    assert not torn
+
+
+def test_a_share_is_written_the_same_way_everywhere() -> None:
+    """`40.4 %`, as the prose and the report have it, and never `40.4%` beside it."""
+    squeezed = {path.stem for path in (ROOT / "eagle3kit").glob("*.py") if re.search(r"\.\d%\}", path.read_text())}
+    assert not squeezed

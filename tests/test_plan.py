@@ -307,7 +307,7 @@ def test_counted_tokens_that_do_not_fit_are_refused_with_what_would() -> None:
     many = plan.counted([*rows(20_000, 1000), *rows(100, 1000, "heldout")])
     made = plan.plan(params, local, many, disk)
     assert made.value("disk.share") > plan.DISK_LIMIT
-    with pytest.raises(KitError, match=r"wanted at most 90% full.*data_train_prompts: \d+") as caught:
+    with pytest.raises(KitError, match=r"wanted at most 90 % full.*data_train_prompts: \d+") as caught:
         made.check_disk()
     fits = int(str(caught.value.fix).partition("data_train_prompts: ")[2].partition(",")[0])
     plan.plan(params, local, plan.counted([*rows(fits, 1000), *rows(100, 1000, "heldout")]), disk).check_disk()
@@ -431,7 +431,7 @@ def test_rows_have_everything() -> None:
     [
         (Estimate(None, "min", ""), "unknown"),
         (Estimate(57344, "bytes", ""), "57.3 kB"),
-        (Estimate(0.314, "share", ""), "31.4%"),
+        (Estimate(0.314, "share", ""), "31.4 %"),
         (Estimate(9.04, "min", ""), "9.04 min"),
         (Estimate(600.0, "min", ""), "10.0 h"),
         (Estimate(50500, "prompts", ""), "50,500 prompts"),

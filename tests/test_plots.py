@@ -112,12 +112,12 @@ def test_makers_survive_odd_values(maker: Maker, data: Any, nothing: Any, by: An
 
 
 def test_pictures_say_the_numbers() -> None:
-    assert {"1.0%", "60.0%", "100.0%", "7.5e-06"} <= set(texts(plots.golden_scores(GOLDEN)).splitlines())
+    assert {"1.0 %", "60.0 %", "100.0 %", "7.5e-06"} <= set(texts(plots.golden_scores(GOLDEN)).splitlines())
     assert "layer 30\n(right)" in texts(plots.golden_scores(GOLDEN))
     assert {"slot 0, layer 1: 1.0e-06", "slot 1, layer 3: 1.0e-09"} <= set(texts(plots.layer_errors(SLOTS)).splitlines())
     assert "Acceptance length 1.72 (1.66 to 1.78) tokens a forward pass, at most 4" in texts(plots.acceptance(ACCEPTANCE))
-    assert "82.0 tokens/s\n1.01x (0.96 to 1.05)" in texts(plots.speed(SPEED))
-    assert "chosen: 4,096 tokens" in texts(plots.coverage(COVERAGE)) and "90.0%" in texts(plots.coverage(COVERAGE))
+    assert "82.0 tokens/s\n1.01 x (0.96 to 1.05)" in texts(plots.speed(SPEED))
+    assert "chosen: 4,096 tokens" in texts(plots.coverage(COVERAGE)) and "90.0 %" in texts(plots.coverage(COVERAGE))
     assert "limit: 512" in texts(plots.sequence_lengths([1, 2, 3], 512))
     assert "7.5 minutes in all" in texts(plots.stage_minutes({"a": 0.4, "b": 7.1}))
 

@@ -25,7 +25,7 @@ def test_k2_to_k25() -> None:
     assert {"MLP width", "norms and residual", "fc and the layer's weights as a start"} < by["unknown"]
     assert "kimi-k2's, the drafter's own is not known" in found["rope"].evidence
     assert "<think> (163606)" in found["meaning of the tokens"].evidence
-    assert portability.summary(list(found.values())).startswith("8 pass, 7 need a change (epsilon of the norms, rope")
+    assert portability.summary(list(found.values())).startswith("8 pass, 7 need a change (epsilon of the norms; rope")
 
 
 def test_a_known_file_speaks_for_itself() -> None:

@@ -162,7 +162,7 @@ def make_run(root: Path, facts: dict[str, tuple[Any, str, str]] | None = None) -
         kind: {"al": 1.5 + i / 10, "prompts": 10} for i, kind in enumerate(("story", "lists", "explain", "code", "arithmetic"))
     }
     acceptance = {"k": 3, "al": 1.72, "al_low": 1.66, "al_high": 1.78, "unconditional": [0.42, 0.19, 0.11]}
-    acceptance |= {"profile": {"name": "healthy", "reason": "the first guess is right in 42.0%", "fix": ""}}
+    acceptance |= {"profile": {"name": "healthy", "reason": "the first guess is right in 42.0 %", "fix": ""}}
     write(root, "eval/acceptance.json", acceptance | {"conditional": [0.42, 0.452, 0.579], "by_kind": kinds})
     rates = {"none": [80.2, 79.0, 82.1], "ngram": [70.0, 75.0, 71.0], "eagle3": [79.1, 84.0, 82.0]}
     ratios = {"ngram": {"ratio": 0.9, "low": 0.86, "high": 0.95}, "eagle3": {"ratio": 1.01, "low": 0.96, "high": 1.05}}
@@ -250,7 +250,7 @@ def test_finished_run_reads_well(run: Path) -> None:
         "All seven stages completed: the drafter is accepted (AL 1.72), it is lossless, and on this machine neither faster nor",
         "52,114 tokens in training rows",
         "1.72 (1.66 to 1.78) tokens a forward pass at k = 3",
-        "42.0 % at position 1, 19.0 % at position 2, 11.0 % at position 3. Pattern: healthy, the first guess is right in 42.0%",
+        "42.0 % at position 1, 19.0 % at position 2, 11.0 % at position 3. Pattern: healthy, the first guess is right in 42.0 %",
         "100.0 % of 80 compared outputs equal those without speculation, token for token, counting 1 that parts at a tie",
         "1.01 times (0.96 to 1.05) the speed without speculation (82.0 against 80.2 tokens/s): inside the noise",
         "its prompts have AL 1.98, held-out ones 1.72: reckoned for those 0.88 times",
@@ -321,6 +321,22 @@ def test_empty_run_says_unknown_and_invents_nothing(tmp_path: Path) -> None:
     assert "Acceptance length unknown: not measured (stage 06 measures it)" in text
     assert "Unknown: no stage has been timed" in text
     assert not re.search(r"\d\.\d", text.replace("params/bare.yaml", "").split("Sections")[0])
+
+
+def test_a_sentence_among_the_facts_wraps_and_a_number_does_not(tmp_path: Path) -> None:
+    """Kept in one line and aligned right it would make the table three screens wide, with the reasons beyond the edge."""
+    verdict = "3 pass, 13 need a change (width; vocabulary; heads; rope; longest position; pad id), 2 unknown"
+    page = page_of(make_run(tmp_path / "runs" / "local", FACTS | {"drafter.portability": (verdict, "", "02")}))
+    assert f"<td>{verdict}</td>" in page
+    assert '<td class="r">42.0 %</td>' in page
+
+
+def test_a_stage_of_seconds_did_not_take_no_time(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "runs" / "local")
+    facts = json.loads((root / "facts.json").read_text())
+    facts["stage.00.minutes"]["value"] = 0.03
+    write(root, "facts.json", facts)
+    assert "Took 2 s." in page_of(root)
 
 
 @pytest.mark.parametrize("name", sorted(FACTS))
@@ -608,7 +624,7 @@ def test_index_lists_reports(run: Path, tmp_path: Path) -> None:
     assert_safe(page)
     assert 'href="local.html"' in page and 'href="index_run.html"' in page and 'href="a%20b%23.html"' in page
     text = text_of(page)
-    assert "1.72" in text and "1.01x" in text and "All seven stages completed" in text
+    assert "1.72" in text and "1.01 x" in text and "All seven stages completed" in text
     assert "not a report of this kit" in text
 
 

@@ -119,7 +119,7 @@ def test_the_targets_own_temperature_is_named_with_its_source(tmp_path: Path) ->
 def test_an_interval_over_few_prompts_is_not_called_one_of_95_percent() -> None:
     group = {"by": "kind", "group": "math", "al": 1.6, "low": 1.2, "high": 1.8, **evaluate.positions([40], 100)}
     rows = sweep.group_rows({"groups": [group | {"prompts": prompts} for prompts in (2, 5, 6)]})
-    assert [row["95 %"] for row in rows] == ["1.20 to 1.80, 50% at most", "1.20 to 1.80, 94% at most", "1.20 to 1.80"]
+    assert [row["95 %"] for row in rows] == ["1.20 to 1.80, 50 % at most", "1.20 to 1.80, 94 % at most", "1.20 to 1.80"]
 
 
 def test_the_table_of_groups_has_both_rates_of_every_position() -> None:
@@ -164,7 +164,7 @@ def test_the_reckoned_speed_up_stands_beside_both_that_were_measured() -> None:
     (shown,) = sweep.local_rows({"local": [row | {"requests": 4, "k": 3, "a_step": 1.6}]})
     assert (shown["decoding, predicted"], shown["answers, predicted"]) == (1.1, 1.05)
     assert (shown["decoding, measured"], shown["answers, measured"]) == ("1.00 x (0.90 to 1.20)", "0.95 x (0.85 to 1.15)")
-    assert (shown["decoding, error"], shown["answers, error"]) == ("+10%", "+5%")
+    assert (shown["decoding, error"], shown["answers, error"]) == ("+10 %", "+5 %")
 
 
 RESULT = {
@@ -244,7 +244,7 @@ def test_the_table_of_speed_names_baseline_and_outcome() -> None:
     assert (none["drafting"], eagle3["drafting"]) == ("", "")  # four requests: not timed
 
 
-SHARES = ([0.13, 0.1, 0.2], "13% of a step (10% to 20%)"), (None, "unknown: not in the trace")
+SHARES = ([0.13, 0.1, 0.2], "13 % of a step (10 to 20 %)"), (None, "unknown: not in the trace")
 
 
 @pytest.mark.parametrize(("share", "words"), SHARES)
@@ -446,7 +446,7 @@ def test_measured_cells_are_put_together_and_shown(
     rows = {(row["requests"], row["contestant"]): row for row in sweep.speed_rows(said)}
     assert len(rows) == 3 * 5
     assert {row["verdict"] for (_, name), row in rows.items() if name == "eagle3-k3"} == {"faster"}
-    assert rows["1", "eagle3-k3"]["drafting"] == "25% of a step (20% to 30%)"
+    assert rows["1", "eagle3-k3"]["drafting"] == "25 % of a step (20 to 30 %)"
     curve = sweep.curve_rows(said)
     assert [row["k"] for row in curve] == list(sweep.CURVE)
     assert [row["served, 95 %"] != "unknown" for row in curve] == [k in (1, 3, 5) for k in sweep.CURVE]

@@ -42,6 +42,7 @@ def test_k2_differs_from_k25_where_it_matters() -> None:
     assert (k2.rms_norm_eps, k25.rms_norm_eps) == (1e-6, 1e-5)
     assert (k2.max_position_embeddings, k25.max_position_embeddings) == (131072, 262144)
     assert (k2.pad_token_id, k25.pad_token_id) == (None, 163839)
+    assert {"what": "bos / eos / pad", "value": "163584 / 163585 / none"} in k2.rows()
     assert (k2.weight_prefix, k25.weight_prefix) == ("", "language_model.")
     assert k2.rope.scaling is not None
     assert (k2.rope.scaling["factor"], k2.rope.scaling["beta_fast"]) == (32, 1)

@@ -192,7 +192,7 @@ def test_epoch_rows_show_held_out_rows_only() -> None:
         {"split": "train", "step": 1, "epoch": 0, "loss": 9.0, "acc": [0.1], "cond": [0.1]},
         {"split": "val", "step": 1, "epoch": 0, "loss": 8.0, "acc": [0.5], "cond": [0.5]},
     ]
-    row = {"epoch": 1, "loss": 8.0, "step 1": "50.0%", "simulated AL": 1.5, "served": ""}
+    row = {"epoch": 1, "loss": 8.0, "step 1": "50.0 %", "simulated AL": 1.5, "served": ""}
     assert train.epoch_rows(log) == [row]
     assert train.epoch_rows(log, Path("checkpoints/0")) == [row | {"served": "yes"}]
 
@@ -432,7 +432,7 @@ def test_a_drafter_that_kept_what_is_the_targets_passes(tmp_path: Path) -> None:
     assert [row["found"] for row in train.check(run, target)][2:] == [
         "200 of 200 rows equal, in float32",
         "50 of 50 rows equal, in float32",
-        "40.0%",
+        "40.0 %",
     ]
 
 

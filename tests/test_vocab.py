@@ -102,5 +102,5 @@ def test_build_saves_maps_that_load_and_records_the_heldout_coverage(rows: Run) 
 def test_too_little_coverage_stops_the_stage_every_time(rows: Run) -> None:
     run = Run(rows.params.replace(draft_vocab_size=2, vocab_min_coverage=0.9), "04_vocab_map")
     for _ in range(2):
-        with pytest.raises(KitError, match="covers too little.*seen 50.0%"):
+        with pytest.raises(KitError, match="covers too little.*seen 50.0 %"):
             vocab.build(run, 20)

@@ -116,9 +116,31 @@ def test_table_aligns_numbers_right_and_escapes() -> None:
     assert_harmless(made)
     cells = re.findall(r"<td style=\"text-align: (\w+)[^>]*>([^<]*)</td>", made.html)
     assert [side for side, _ in cells] == ["left", "right", "right"] * 2
-    assert cells[1][1] == "1.5" and cells[5][1] == ""
+    assert cells[1][1] == "1.50" and cells[5][1] == ""
     assert "story" in repr(made) and EVIL in repr(made)
     assert len({len(line) for line in repr(widgets.as_table([{"a": 1, "b": 22}, {"a": 333, "b": 4}])).splitlines()}) == 1
+
+
+def test_a_column_of_numbers_is_one_whether_or_not_they_carry_a_sign_or_a_unit() -> None:
+    """Rounded alike they have the same decimals, and shares and ratios stand under each other as plain numbers do."""
+    columns: dict[str, list[object]] = {
+        "rounded": [1.25, 0.9, 1.0, -0.0],
+        "raw": [0.018913, 105.23471, 1.0, 0.0],
+        "share": ["+10 %", "unknown", "-", "-2.5 %"],
+        "word": ["1 to 64", "2", "3", "4"],
+    }
+    made = widgets.as_table([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+    cells = re.findall(r"<td style=\"text-align: (\w+)[^>]*>([^<]*)</td>", made.html)
+    assert [side for side, _ in cells] == ["right", "right", "right", "left"] * 4
+    assert made.html.count("nowrap") == 12  # a number is not parted from its unit
+    heads = re.findall(r"<th [^>]*>", made.html)
+    assert len([head for head in heads if "pre-wrap" in head]) == 4  # a long name over short numbers does not widen the page
+    assert [text for _, text in cells[::4]] == ["1.25", "0.90", "1.00", "0.00"]
+    assert [text for _, text in cells[1::4]] == ["0.01891", "105.2", "1", "0"]
+
+
+def test_a_caption_is_not_squeezed_into_a_narrow_table() -> None:
+    assert "min-width" in widgets.as_table([], caption="disagreements with its target: 0").html
 
 
 def test_table_takes_columns_and_nothing() -> None:
