@@ -150,7 +150,7 @@ def fit(
     )
     drafter = plan.drafter_read_bytes(served, plan.drafter_shape(p, served)) * served_bytes(served, p.target_dtype) / 2
     found = Constants(1, 0, 1, 0, request_s=a_request)
-    made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=found)
+    made = Setup(served, machine, 1, drafter_bytes=drafter, context=0, dtype=p.target_dtype, constants=found, overlap=False)
     found = replace(found, pass_s=max(0.0, drafting * speculative[1] - made.step(1, k)["drafter"]) / k)
     made = replace(made, constants=found)
     left = [seconds - made.step_s(n, k) for n, seconds in speculative.items()]

@@ -4,7 +4,7 @@ A step that verifies t tokens of B streams takes
 
     weights read            every dense weight, and of each layer's routed experts those that the t tokens visit
   + KV cache read           the context of every stream, once a step
-  + arithmetic              of t tokens
+  + arithmetic              of t tokens: that of the routed experts, and of the rest what takes longer than reading its numbers
   + all-reduces             two a layer, of t hidden states, from a latency table of the machine
   + launches                a constant a layer, and on a CPU one a request
   + drafter                 k passes: its weights and its own KV cache read, arithmetic, launches, and two all-reduces a layer
@@ -14,8 +14,8 @@ and yields AL tokens a stream; speed-up = AL x step without / step with (Leviath
 fitted, on published rows only (`model_check`), and stored in `presets/speedup.json`; the rest is data: the target's config,
 `presets/hardware.json`, and an acceptance curve.
 
-The terms are added, not overlapped, and nothing is known here of queueing, prefill or the mix of requests: it is a model of
-steady decoding with B streams always in flight.
+But for that the terms are added, not overlapped, and nothing is known here of queueing, prefill or the mix of requests: it is a
+model of steady decoding with B streams always in flight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from eagle3kit.model_config import dtype_bytes
 from eagle3kit.target import PRESETS, Target
 
 COMPUTE_SHARE = 0.25
-"""Share of the dense bf16 peak that products are assumed to reach: in a decode step, in prefill, in training."""
+"""Share of the dense peak that products are assumed to reach: of routed experts, of a drafter, in prefill, in training."""
+
+DENSE_SHARE = 0.6
+"""The same of a decode step's products with a matrix that all its tokens share, and of attention."""
 
 CONTEXT = 1000
 """Tokens of context of a stream where nothing else is said."""
@@ -145,6 +148,8 @@ def _own_hardware(file: Path) -> dict[str, Hardware]:
     made = {}
     for name, machine in given.items():
         where = f"{file}: {name}"
+        if name == "cpu":
+            raise KitError(f"{where} is the name of machines without a GPU", fix="name the GPU")
         for key in machine:
             if key not in (*_NEEDED, *_OPTIONAL):
                 raise KitError(f"{where} has an unknown entry", seen=key, wanted=", ".join((*_NEEDED, *_OPTIONAL)))
@@ -319,14 +324,40 @@ def kv_bytes(target: Target, dtype: str = "auto") -> float:
     return target.n_layers * width * served_bytes(target, dtype)
 
 
-def active_parameters(target: Target) -> int:
-    """Parameters that one token passes through (an embedding row is a look-up, not a product)."""
+def _active(target: Target) -> dict[str, int]:
     counts = dict(target.parameters)
     if target.moe:
         counts["routed experts"] = counts["routed experts"] * target.moe.experts_per_token // target.moe.experts
     if not target.tie_word_embeddings:
         counts["embed_tokens"] = 0
-    return sum(counts.values())
+    return counts
+
+
+def active_parameters(target: Target) -> int:
+    """Parameters that one token passes through (an embedding row is a look-up, not a product)."""
+    return sum(_active(target).values())
+
+
+def step_operations(target: Target, tokens: float) -> tuple[float, float]:
+    """Operations of a step's products with weights: (with those that all tokens share, with routed experts).
+
+    Two a weight and token, counted as such of bf16: of fp8 weights GPUs make twice as many a second. Weights of other formats are
+    made bf16 before they are multiplied.
+    """
+    fp8 = target.quantization.parts if target.quantization and target.quantization.method == "fp8" else ()
+    found = {group: 2 * count * tokens / (2 if group in fp8 else 1) for group, count in _active(target).items()}
+    routed = found.pop("routed experts", 0.0) if target.moe else 0.0
+    return sum(found.values()), routed
+
+
+def attention_operations(target: Target, context: int) -> float:
+    """Operations of one token's attention to `context` tokens: products of queries with keys, and of their weights with values.
+
+    With MLA in its absorbed form, in which decoding uses it: keys are latent and rotary part, values the latent.
+    """
+    mla = target.mla
+    widths = 2 * target.head_dim if mla is None else 2 * mla.kv_lora_rank + mla.qk_rope_head_dim
+    return 2.0 * target.n_layers * target.heads * widths * context
 
 
 # ---- the model
@@ -385,7 +416,9 @@ class Setup:
         context: tokens of context of a stream.
         dtype: the parameter `target_dtype`.
         constants: None for those that the kit ships.
-        compute_share, drafter_launches: as the constants of these names.
+        compute_share, dense_share, drafter_launches: as the constants of these names.
+        overlap: whether a matrix is read while products are made of it, as a GPU does; experts get too few tokens each for that,
+            and a drafter's matrices are too small. A CPU's cores do one after the other, all of it at `compute_share`.
     """
 
     target: Target
@@ -401,6 +434,8 @@ class Setup:
     dtype: str = "auto"
     constants: Constants | None = None
     compute_share: float = COMPUTE_SHARE
+    dense_share: float = DENSE_SHARE
+    overlap: bool = True
     drafter_launches: float = DRAFTER_LAUNCHES
 
     def step(self, streams: float, k: float = 0) -> dict[str, float]:
@@ -421,26 +456,35 @@ class Setup:
             )
         t, hw, c = self.target, self.hardware, self.constants or constants()
         one = positive(hw.bandwidth_gb_s, f"bandwidth_gb_s of {hw.label}") * 1e9 * c.bandwidth_share
-        flops = positive(hw.bf16_tflops, f"bf16_tflops of {hw.label}") * 1e12 * self.compute_share
+        peak = positive(hw.bf16_tflops, f"bf16_tflops of {hw.label}") * 1e12
         tokens = streams * (k + 1)
         dense = step_bytes(t, 0, self.dtype)
         experts = step_bytes(t, streams * (k + 1) ** c.routing_power, self.dtype) - dense
         kind = self.all_reduce or next(iter(hw.all_reduce), "")
         state = t.hidden_size * served_bytes(t, self.dtype)
+        dense_s, kv_s = dense / (one * self.gpus), streams * self.context * kv_bytes(t, self.dtype) / (one * self._kv_shards)
+        shared, routed = step_operations(t, tokens)
+        attending = attention_operations(t, self.context) * tokens
+        slow, fast = peak * self.compute_share, peak * self.dense_share
+        if self.overlap:
+            arithmetic = routed / (slow * self.gpus)
+            arithmetic += max(0.0, shared / (fast * self.gpus) - dense_s) + max(0.0, attending / (fast * self.gpus) - kv_s)
+        else:
+            arithmetic = (shared + routed + attending) / (slow * self.gpus)
         a_pass = (
             self.drafter_bytes / (one * self.drafter_gpus)
+            # two operations a weight, of matrices too small to hide them
+            + streams * 2 * self.drafter_bytes / served_bytes(t, self.dtype) / (slow * self.drafter_gpus)
             + streams * self.context * self.drafter_kv_bytes / (one * self._drafter_parts)
-            # Two operations a weight.
-            + streams * 2 * self.drafter_bytes / served_bytes(t, self.dtype) / (flops * self.drafter_gpus)
             + (self.drafter_layers + self.drafter_launches) * c.layer_s
             + c.pass_s
             + self.drafter_layers * self.drafter_all_reduces * all_reduce_s(hw, kind, streams * state, self.gpus)
         )
         return {
-            "dense weights": dense / (one * self.gpus),
+            "dense weights": dense_s,
             "experts": experts / (one * self.gpus),
-            "KV cache": streams * self.context * kv_bytes(t, self.dtype) / (one * self._kv_shards),
-            "arithmetic": 2 * active_parameters(t) * tokens / (flops * self.gpus),
+            "KV cache": kv_s,
+            "arithmetic": arithmetic,
             "all-reduce": 2 * t.n_layers * all_reduce_s(hw, kind, tokens * state, self.gpus),
             "launches": t.n_layers * c.layer_s + streams * c.request_s,
             "drafter": k * a_pass if self.drafter_bytes else 0.0,

@@ -56,7 +56,56 @@ def test_active_parameters() -> None:
     assert speedup.active_parameters(target.reference("smollm2-135m")) == 134_515_008
 
 
+def test_operations_of_a_step() -> None:
+    shared, routed = speedup.step_operations(K25, 3)
+    assert shared + routed == 2 * 3 * speedup.active_parameters(K25)
+    assert routed == pytest.approx(2 * 3 * 60 * 8 * 3 * 7168 * 2048)  # layers, experts a token, matrices
+    dense = target.reference("smollm2-135m")
+    assert speedup.step_operations(dense, 1) == (2 * 134_515_008, 0)
+
+
+def test_fp8_products_count_half_and_other_formats_are_multiplied_as_bf16() -> None:
+    """K2 has fp8 weights, K2.5 experts of 4 bits."""
+    k2 = target.reference("kimi-k2")
+    assert k2.quantization is not None
+    plain = replace(k2, quantization=None)
+    assert speedup.step_operations(k2, 1)[1] == speedup.step_operations(plain, 1)[1] / 2
+    assert speedup.step_operations(K25, 1)[1] == speedup.step_operations(plain, 1)[1]
+
+
+def test_operations_of_attention() -> None:
+    small = target.reference("smollm2-135m")
+    assert speedup.attention_operations(small, 100) == 30 * 9 * 100 * (2 * 64 + 2 * 64)
+    assert speedup.attention_operations(K25, 100) == 61 * 64 * 100 * (2 * 576 + 2 * 512)
+    assert speedup.attention_operations(K25, 0) == 0
+
+
 # ---- the model
+
+
+DENSE = Setup(target.reference("smollm2-135m"), speedup.hardware_presets()["h200"], 1, context=0)
+
+
+def test_products_of_few_tokens_are_hidden_by_reading_the_matrix() -> None:
+    step = DENSE.step(1, 3)
+    assert step["arithmetic"] == 0
+    assert step["dense weights"] > 0
+    apart = replace(DENSE, overlap=False).step(1, 3)
+    peak = 990e12 * speedup.COMPUTE_SHARE
+    assert apart["arithmetic"] == pytest.approx(4 * 2 * 134_515_008 / peak)
+
+
+def test_products_of_many_tokens_take_as_long_as_they_take() -> None:
+    step = DENSE.step(2048, 3)
+    both = step["arithmetic"] + step["dense weights"]
+    assert both == pytest.approx(8192 * 2 * 134_515_008 / (990e12 * speedup.DENSE_SHARE))
+
+
+def test_attention_to_a_long_context_takes_as_long_as_it_takes() -> None:
+    far = replace(DENSE, context=100_000, target=replace(DENSE.target, kv_heads=1, heads=64))
+    step = far.step(4, 7)
+    operations = 32 * speedup.attention_operations(far.target, 100_000)
+    assert step["arithmetic"] + step["KV cache"] == pytest.approx(operations / (990e12 * speedup.DENSE_SHARE))
 
 
 def test_parts_make_up_the_step() -> None:
@@ -397,3 +446,11 @@ def test_a_bad_machine_is_told_what_is_wrong(tmp_path: Path, machine: Any, messa
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(KitError, match="cannot be read.*set hardware_file"):
         hardware_presets(tmp_path / "none.yaml")
+
+
+def test_a_gpu_is_not_called_a_cpu(tmp_path: Path) -> None:
+    """A run on a CPU looks its machine up under this name."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({"cpu": MINE}))
+    with pytest.raises(KitError, match="cpu is the name of machines without a GPU; fix: name the GPU"):
+        hardware_presets(file)
