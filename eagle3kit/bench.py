@@ -100,7 +100,7 @@ def read(result: Mapping[str, Any], count: int) -> dict[str, Any]:
 
     Of the steps after an answer's first token also `step_ms`, the median time between two, and `tokens_a_step`, those that a step
     gave to a request; None where all answers had one token. They fall short of the counters' acceptance length by what the last
-    draft of an answer holds beyond its end.
+    draft of an answer holds beyond its end. `steps` and `most_steps` are those of an answer, on average and at most.
 
     Raises:
         KitError: fewer than `count` requests were answered.
@@ -118,7 +118,9 @@ def read(result: Mapping[str, Any], count: int) -> dict[str, Any]:
     steps = [gap for gaps in result["itls"] for gap in gaps[1:]]
     step_ms = 1e3 * statistics.median(steps) if steps else None
     a_step = (result["total_output_tokens"] - count) / len(steps) if steps else None
-    return {key: result[key] for key in KEPT} | {"step_ms": step_ms, "tokens_a_step": a_step, "counters": counters}
+    of_answers = {"steps": len(steps) / count, "most_steps": max(len(gaps[1:]) for gaps in result["itls"])}
+    found = {key: result[key] for key in KEPT} | {"step_ms": step_ms, "tokens_a_step": a_step}
+    return found | of_answers | {"counters": counters}
 
 
 def main(folder: Path) -> None:

@@ -187,14 +187,16 @@ class Measured:
         requests: in flight.
         k: tokens a draft.
         a_step: tokens that a step yielded to a request.
-        tokens: of an answer after its first, on average.
+        steps, plain_steps: of an answer after its first token, with speculation and without: the most, where all answers are
+            begun together, for the slowest ends them.
         decoding, answers: the speed-up of decoding and that of whole answers (see `verdicts.speedups`).
     """
 
     requests: int
     k: int
     a_step: float
-    tokens: float
+    steps: float
+    plain_steps: float
     decoding: Mapping[str, Any]
     answers: Mapping[str, Any]
 
@@ -217,8 +219,8 @@ def compare(
     rows = []
     for m in measured:
         decoding = here.speedup(m.requests, m.k, m.a_step)
-        without = _wait(plain, m.requests) + m.tokens * here.step_s(m.requests)
-        answers = without / (_wait(speculative, m.requests) + m.tokens / m.a_step * here.step_s(m.requests, m.k))
+        without = _wait(plain, m.requests) + m.plain_steps * here.step_s(m.requests)
+        answers = without / (_wait(speculative, m.requests) + m.steps * here.step_s(m.requests, m.k))
         row: dict[str, Any] = {"requests": m.requests, "k": m.k, "a_step": m.a_step}
         for prefix, predicted, ratio in (("", decoding, m.decoding), ("answers_", answers, m.answers)):
             row |= {f"{prefix}predicted": predicted, f"{prefix}measured": ratio["ratio"]}

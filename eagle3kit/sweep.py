@@ -297,7 +297,11 @@ class Sweep:
         modelled = [c for c in some if c.name in ("none", f"eagle3-k{p.eval_k}")]
         gaps: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "gaps": calibrate.STEPS}
         gaps |= {"speculative": list(calibrate.SPECULATIVE), "asked": [question.id for question in self.timed]}
-        same: Json = {"eval_sweep_tokens": p.eval_sweep_tokens, "prompts": [q.id for q, _ in self.fast], "steps": "timed"}
+        same: Json = {
+            "eval_sweep_tokens": p.eval_sweep_tokens,
+            "prompts": [q.id for q, _ in self.fast],
+            "steps": "timed and counted",
+        }
         # the loads in turn too, with the timed steps: what a machine does for a minute is then in no one figure alone
         for repeat in range(max(p.eval_repeats, calibrate.REPEATS)):
             if modelled and repeat < calibrate.REPEATS:
@@ -637,6 +641,7 @@ def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
     fast: dict[int, dict[str, Any]] = {}
     ratios: dict[int, dict[str, Any]] = {}
     for load in p.eval_sweep_concurrency:
+        of = "most_steps" if sweep.requests(load) == load else "steps"  # begun together, they last as long as the slowest
         fast[load] = {
             name: {
                 "tokens_per_s": [repeat["output_throughput"] for repeat in found],
@@ -644,7 +649,7 @@ def _speed(sweep: Sweep, simulated: Mapping[int, float]) -> dict[str, Any]:
                 "al": _al([repeat["counters"] for repeat in found]),
                 "decode": [_decoding(repeat) for repeat in found],
                 "a_step": statistics.median(repeat["tokens_a_step"] or 0 for repeat in found),
-                "tokens": statistics.fmean(repeat["total_output_tokens"] / repeat["completed"] for repeat in found),
+                "steps": statistics.median(repeat[of] for repeat in found),
                 **{key: statistics.median(repeat[key] for repeat in found) for key in found[0] if key.endswith("_ms")},
             }
             for name, found in sweep.repeats("speed", f"c{load}-").items()
@@ -691,7 +696,8 @@ def _local(run: Run, sweep: Sweep, said: Mapping[str, Any]) -> dict[str, Any]:
         mine = [c for c in sweep.contestants if c.name.startswith("eagle3-k")]
         for c in mine:
             answers, mean = said["ratios"][load][c.name], found[c.name]
-            measured.append(calibrate.Measured(load, c.k, mean["a_step"], mean["tokens"] - 1, ratios[c.name], answers))
+            steps = mean["steps"], found["none"]["steps"]
+            measured.append(calibrate.Measured(load, c.k, mean["a_step"], *steps, ratios[c.name], answers))
     local = calibrate.compare(here, usual["first"], drafted["first"], measured)
     return {"drafting": {"contestant": timed, "share": share}, "local": local}
 

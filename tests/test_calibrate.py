@@ -180,10 +180,10 @@ def test_steps_that_make_no_line_are_refused(run: Run, plain: dict[int, float]) 
 def test_predictions_stand_beside_what_was_measured(run: Run, plain: dict[int, float], waited: float) -> None:
     here = calibrate.fit(run, PLAIN, PROMPTS, {1: 0.090}, 3, 0)
     decoding, answers = {"ratio": 1.0, "low": 0.9, "high": 1.1}, {"ratio": 0.8, "low": 0.7, "high": 0.9}
-    measured = calibrate.Measured(4, 3, 2.0, 23.0, decoding, answers)
+    measured = calibrate.Measured(4, 3, 2.0, 14.0, 23.0, decoding, answers)
     (row,) = calibrate.compare(here, plain, {1: 0.4, 16: 0.4}, [measured])
     assert row["predicted"] == pytest.approx(2 * here.step_s(4) / here.step_s(4, 3))
     assert row["error"] == pytest.approx(row["predicted"] - 1)
-    expected = (waited + 23 * here.step_s(4)) / (0.4 + 23 / 2 * here.step_s(4, 3))
+    expected = (waited + 23 * here.step_s(4)) / (0.4 + 14 * here.step_s(4, 3))
     assert row["answers_predicted"] == pytest.approx(expected)
     assert row["answers_error"] == pytest.approx(expected / 0.8 - 1)

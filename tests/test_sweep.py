@@ -142,8 +142,8 @@ def test_the_reckoned_speed_up_is_held_against_decoding_alone(run: Run) -> None:
     traced = {"traced/eagle3-k3": {"eagle3-k3": [0.2, 0.3, 0.25]}}
     drafter = sweep.Contestant("eagle3-k3", DRAFTING, k=3)
     measured = {
-        "none": {"decode": [1 / 0.08, 1 / 0.09], "paired": True},
-        "eagle3-k3": {"decode": [1 / 0.064, 1 / 0.060], "paired": True, "al": 2.0, "a_step": 1.8, "tokens": 24.0},
+        "none": {"decode": [1 / 0.08, 1 / 0.09], "paired": True, "steps": 23},
+        "eagle3-k3": {"decode": [1 / 0.064, 1 / 0.060], "paired": True, "al": 2.0, "a_step": 1.8, "steps": 13},
     }
     of_one_token = {name: found | {"decode": [0.0, 0.0]} for name, found in measured.items()}
     stand_in: Any = SimpleNamespace(repeats=lambda _: timed, result=traced.__getitem__, contestants=[drafter])
@@ -153,7 +153,7 @@ def test_the_reckoned_speed_up_is_held_against_decoding_alone(run: Run) -> None:
     assert row["measured"] == pytest.approx((1.25 * 1.5) ** 0.5)
     assert row["low"] < 1.25 < 1.5 < row["high"]  # two repeats: one degree of freedom
     assert row["predicted"] == pytest.approx(1.8 * 0.087 / 0.14)
-    assert row["answers_predicted"] == pytest.approx((0.2 + 23 * 0.087) / (0.3 + 23 / 1.8 * 0.14))
+    assert row["answers_predicted"] == pytest.approx((0.2 + 23 * 0.087) / (0.3 + 13 * 0.14))
     assert row["answers_error"] == pytest.approx(row["answers_predicted"] / 1.2 - 1)
     assert found["drafting"]["share"] == [0.25, 0.2, 0.3]
 
@@ -189,6 +189,9 @@ def test_a_benchmark_is_read_with_its_counters() -> None:
     assert found["counters"] == {"drafts": 40, "accepted_tokens": 24, "accepted_1": 16, "accepted_2": 8}
     assert found["output_throughput"] == 32
     assert found["tokens_a_step"] == (64 - 4) / 40
+    assert (found["steps"], found["most_steps"]) == (10, 10)
+    longer = bench.read(RESULT | {"itls": [[0.0, *[0.012] * 14], *[[0.0, *[0.012] * 10]] * 3]}, 4)
+    assert (longer["steps"], longer["most_steps"]) == (11, 14)
     assert not {"generated_texts", "itls"} & set(found)
 
 
@@ -397,6 +400,7 @@ def test_speed_ups_say_whether_contestants_took_turns(run: Run, by_turns: bool) 
         run=run,
         contestants=[sweep.Contestant("none", PLAIN), *drafters],
         repeats=lambda kind, label: found,
+        requests=lambda load: 4,
         result=lambda name: {"other-k3": {"counters": {"drafts": 10, "accepted_tokens": 5}}},
     )
     said = sweep._speed(stand_in, {3: 1.8})
@@ -455,3 +459,17 @@ def test_measured_cells_are_put_together_and_shown(
     assert {row["verdict"] for row in sweep.lossless_rows(said)} == {"no difference seen"}
     assert run.fact("sweep.c16.eagle3-k3.ratio.low") > 1
     assert run.fact("sweep.k3.conditional") == [0.5, 0.5, 0.6667]
+
+
+def test_answers_that_begin_together_last_as_long_as_the_slowest(run: Run) -> None:
+    """Of four requests one needs 14 steps and the others 10: with one in flight they follow each other."""
+    run.params = run.params.replace(eval_sweep_concurrency=[1, 4])
+    measured = bench.read(RESULT | {"itls": [[0.0, *[0.012] * 14], *[[0.0, *[0.012] * 10]] * 3]}, 4) | {"counters": {}}
+    stand_in: Any = SimpleNamespace(
+        run=run,
+        contestants=[sweep.Contestant("none", PLAIN)],
+        repeats=lambda kind, label: {"none": [measured] * 2},
+        requests=lambda load: 4,
+    )
+    said = sweep._speed(stand_in, {})
+    assert [said["speed"][load]["none"]["steps"] for load in (1, 4)] == [11, 14]
