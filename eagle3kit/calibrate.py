@@ -30,8 +30,13 @@ TOKENS = (1, 2, 4, 8, 16)
 """Requests of the timed steps, and so their tokens."""
 SPECULATIVE = (TOKENS[0], TOKENS[-1])
 """Requests of the timed speculative steps."""
-STEPS, REPEATS = 20, 3
-"""Steps of one timing, about, and timings, each of the plain steps followed by one of the speculative steps."""
+STEPS, REPEATS = 10, 5
+"""Steps of one timing, about, and timings, each of the plain steps followed by one of the speculative steps.
+
+Short and many: on a shared machine a timing is off by what its seconds were like, however many steps are in them.
+"""
+TRACED = 20
+"""Tokens of the answer whose steps are traced."""
 YIELD = 1.6
 """Tokens that a speculative step is taken to yield where the length of its answers is chosen."""
 PROMPTS = (16, 128)
@@ -82,14 +87,14 @@ def prompt_times(server: Server, ids: Sequence[int]) -> dict[int, float]:
 
 
 def drafting_shares(server: Server, prompt: Sequence[int], extra: Mapping[str, Any], folder: Path) -> list[float]:
-    """Share of drafting in each step of one request for `STEPS` tokens (see `step_trace.drafting`).
+    """Share of drafting in each step of one request for `TRACED` tokens (see `step_trace.drafting`).
 
     Args:
         extra: further fields of the request.
         folder: where the server writes its traces.
     """
     with server.traced():
-        _arrivals(server, [prompt], STEPS, extra)
+        _arrivals(server, [prompt], TRACED, extra)
     return step_trace.read(folder)
 
 

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, cycle, islice
+from itertools import accumulate, chain, cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,14 @@ def work(
                 yield cell
 
 
+def mingled(*kinds: Sequence[Cell]) -> list[Cell]:
+    """Cells of several kinds, each kind spread evenly over the time of all: what a machine does for a minute is then in no one
+    kind alone.
+    """
+    placed = [(i / len(cells), which, i) for which, cells in enumerate(kinds) for i in range(len(cells))]
+    return [kinds[which][i] for _, which, i in sorted(placed)]
+
+
 Asked = tuple[Question, str]
 """A question, and the text that the chat endpoint makes it from."""
 
@@ -292,7 +300,7 @@ class Sweep:
             first = FIRST_PROMPTS * FIRST_SAMPLES * FIRST_TOKENS
             cells.append(self._cell(f"first/{c.name}", [c], first, streams, {}, self._first))
             if c.name == f"eagle3-k{p.eval_k}":
-                cells.append(self._cell(f"traced/{c.name}", [c], calibrate.STEPS, 1, {}, self._drafting))
+                cells.append(self._cell(f"traced/{c.name}", [c], calibrate.TRACED, 1, {}, self._drafting))
         whose = "" if p.eval_side_by_side else f"{some[0].name}-"
         modelled = [c for c in some if c.name in ("none", f"eagle3-k{p.eval_k}")]
         gaps: Json = {"requests": list(calibrate.TOKENS), "prompts": list(calibrate.PROMPTS), "gaps": calibrate.STEPS}
@@ -302,17 +310,16 @@ class Sweep:
             "prompts": [q.id for q, _ in self.fast],
             "steps": "timed and counted",
         }
-        # the loads in turn too, with the timed steps: what a machine does for a minute is then in no one figure alone
-        for repeat in range(max(p.eval_repeats, calibrate.REPEATS)):
-            if modelled and repeat < calibrate.REPEATS:
-                tokens = (calibrate.STEPS + 4) * sum((*calibrate.TOKENS, *calibrate.SPECULATIVE)) // 2  # of each contestant
-                cells.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, gaps, self._steps))
-            for load in p.eval_sweep_concurrency if repeat < p.eval_repeats else ():
-                count = self.requests(load)
-                timed = partial(self._speed, asked=self.fast, count=count, tokens=p.eval_sweep_tokens, load=load)
-                name = f"speed/{whose}c{load}-r{repeat + 1}"
-                cells.append(self._cell(name, some, count * p.eval_sweep_tokens, load, same, timed))
-        return cells
+        timed, speed = [], []
+        for repeat in range(calibrate.REPEATS if modelled else 0):
+            tokens = (calibrate.STEPS + 4) * sum((*calibrate.TOKENS, *calibrate.SPECULATIVE)) // 2  # of each contestant
+            timed.append(self._cell(f"timed/{whose}r{repeat + 1}", modelled, tokens, 8, gaps, self._steps))
+        for repeat, load in product(range(p.eval_repeats), p.eval_sweep_concurrency):
+            count = self.requests(load)
+            measure = partial(self._speed, asked=self.fast, count=count, tokens=p.eval_sweep_tokens, load=load)
+            name = f"speed/{whose}c{load}-r{repeat + 1}"
+            speed.append(self._cell(name, some, count * p.eval_sweep_tokens, load, same, measure))
+        return cells + mingled(timed, speed)
 
     def _acceptance(self, c: Contestant) -> Cell:
         p, count = self.run.params, len(self.answers)

@@ -473,3 +473,8 @@ def test_answers_that_begin_together_last_as_long_as_the_slowest(run: Run) -> No
     )
     said = sweep._speed(stand_in, {})
     assert [said["speed"][load]["none"]["steps"] for load in (1, 4)] == [11, 14]
+
+
+def test_kinds_of_cells_are_spread_over_the_time_of_all() -> None:
+    some: Any = [list("ab"), list("1234"), []]
+    assert "".join(map(str, sweep.mingled(*some))) == "a12b34"
