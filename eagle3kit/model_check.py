@@ -546,7 +546,8 @@ _NOT_MODELLED = (
     "are left than the batch, are not modelled: gsm8k, the slowest here without speculation too, gains less than predicted.",
     "The drafter's weights are read at the speed of one GPU, whatever the tensor parallelism (drafter_gpus sets another).",
     "NVLink's latency is assumed, 12 microseconds an all-reduce. Untuned NCCL is measured at one size.",
-    "Expert weights are read at the same share of the bandwidth as dense ones; quantised products cost what bf16 ones do.",
+    "Expert weights are read at the same share of the bandwidth as dense ones. Products of fp8 weights cost half of what bf16 "
+    "ones do, of other quantised weights the same. Shares of the peak (COMPUTE_SHARE, DENSE_SHARE) are assumed.",
 )
 
 
