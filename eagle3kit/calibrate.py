@@ -70,7 +70,8 @@ def step_times(
         gaps = [(a, b) for times in answers for a, b in pairwise(times)]
         together = [b - a for a, b in gaps if begun <= a and b <= ended] or [b - a for a, b in gaps]
         if not together:
-            raise KitError("a streamed answer came in one piece", seen=f"{n} requests for {1 + tokens} tokens each")
+            seen = f"{n} requests for {1 + tokens} tokens each"
+            raise KitError("a streamed answer came in one piece", seen=seen, fix="read the server's log; run notebook 06 again")
         found["steps"][n] = statistics.median(together)
         found["first"][n] = statistics.median(times[0] for times in answers)
     return found

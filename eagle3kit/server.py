@@ -377,16 +377,22 @@ class Server(AbstractContextManager["Server"]):
         A step of the engine gives one piece, with as many tokens as it yielded.
 
         Raises:
-            KitError: as `post`, or the server reports an error in the middle of the stream.
+            KitError: as `post`, or the stream breaks off: with an error, without its last line, or before its first piece.
         """
-        times = []
+        times, last = [], b"nothing"
         with self._posted(path, {**body, "stream": True}) as reply:
-            for line in reply:
+            for line in filter(bytes.strip, reply):
+                last = line
+                if line.startswith(b'data: {"error"'):
+                    break
                 if line.startswith(b"data: {"):
                     times.append(time.monotonic())
-                    if b'"choices"' not in line:
-                        said = line[:300].decode(errors="replace")
-                        raise KitError(f"the server '{self.engine.name}' broke off {path}", seen=said)
+        if not times or last.strip() != b"data: [DONE]":
+            raise KitError(
+                f"the server '{self.engine.name}' broke off {path}",
+                seen=last[:300].decode(errors="replace"),
+                fix=f"read {self._child.log if self._child else 'its log'}; run the notebook again: it goes on where it stopped",
+            )
         return times
 
     @contextlib.contextmanager

@@ -201,7 +201,10 @@ REPLIES = {
     "/good": b'{"answer": 1}',
     "/bad": b"too long",
     "/pieces": PIECE * 3 + b"data: [DONE]\n\n",
-    "/broken": PIECE + b'data: {"error": {"message": "out of memory"}}\n\n',
+    "/broken": PIECE + b'data: {"error": {"message": "out of memory"}}\n\n' + b"data: [DONE]\n\n",
+    "/cut": PIECE * 2,
+    "/empty": b"data: [DONE]\n\n",
+    "/silent": b"",
 }
 
 
@@ -242,7 +245,16 @@ def test_each_piece_of_a_streamed_answer_has_its_time(answering: Server) -> None
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize(("path", "said"), [("/broken", "out of memory"), ("/bad", "400 too long")])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/broken", "broke off /broken; seen .*out of memory.*goes on where it stopped"),
+        ("/cut", "broke off /cut; seen .*choices"),
+        ("/empty", "broke off /empty; seen .*DONE"),
+        ("/silent", "broke off /silent; seen nothing"),
+        ("/bad", "400 too long"),
+    ],
+)
 def test_a_streamed_answer_that_fails_is_told(answering: Server, path: str, said: str) -> None:
     with pytest.raises(KitError, match=said):
         answering.arrivals(path, {})
